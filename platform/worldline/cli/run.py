@@ -1,0 +1,52 @@
+"""The command that trains: `worldline run JOB`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from worldline.cli.options import job_argument, set_option, storage_option
+
+TRY_AGAIN = 75
+
+
+@click.command()
+@job_argument
+@set_option
+@storage_option
+@click.option(
+    "--resume",
+    type=click.Choice(["auto", "never"]),
+    default="auto",
+    show_default=True,
+    help="auto: go on with the run of this name if there is one. never: set it aside and start anew.",
+)
+def run(job_file: Path, overrides: tuple[str, ...], storage: str | None, resume: str) -> int:
+    """Train JOB until its last step, on the cluster of RAY_ADDRESS or on a local Ray."""
+    from worldline.api import train
+    from worldline.checkpoint.manifest import CheckpointError
+    from worldline.control.lease import LeaseHeld
+    from worldline.job.load import load_job, search_path
+    from worldline.storage import StorageError
+    from worldline.tracking.console import make_console
+
+    job = load_job(job_file, overrides)
+    try:
+        result = train(
+            job,
+            storage=storage,
+            resume=resume == "auto",
+            search=search_path(job_file),
+            console=make_console(),
+        )
+    except LeaseHeld as error:
+        click.echo(f"try again: {error}", err=True)
+        return TRY_AGAIN
+    except (CheckpointError, StorageError) as error:
+        click.echo(f"failed: {error}", err=True)
+        return 1
+    return result.exit_code
+
+
+COMMANDS = [run]

@@ -1,0 +1,230 @@
+"""Process groups that can be left at any moment: form, exchange, poll, abandon.
+
+A gloo group with an operation in flight cannot be aborted, and destroying it blocks until its timeout. So
+nothing here ever destroys one: waiting polls, an abandoned group is kept referenced for ever together with
+the buffers of its operations, and a new group is formed beside it under a new store prefix.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+Cancelled = Callable[[], bool]
+
+_ABANDONED: list[Any] = []
+"""Broken groups and the buffers they may still write to; freeing them could block or corrupt memory."""
+
+_POLL = timedelta(milliseconds=5)
+
+
+class CollectiveFailed(RuntimeError):
+    """An operation of the group failed: a peer is gone or unreachable."""
+
+
+class Abandoned(RuntimeError):
+    """The wait was given up on order."""
+
+
+class Pending(Protocol):
+    """An operation under way. what: kind and label, for diagnosis."""
+
+    what: str
+
+    def done(self) -> bool: ...
+
+
+class Group(Protocol):
+    """Ranks 0..size-1 of one generation that exchange bytes; no operation does arithmetic but `all_reduce`.
+
+    Protocol: every rank calls the same operations in the same order within a lane. Lanes are independent of
+    each other, so an operation in lane 1 may be started whenever its input is ready without ordering it
+    against lane 0. `wait` returns when the operation is done, raises CollectiveFailed when it or the group
+    broke, Abandoned when the group's `cancelled` says so. After any raise call `abandon()`; nothing else is
+    allowed then.
+    """
+
+    rank: int
+    size: int
+    device: torch.device
+
+    def all_to_all(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        lane: int,
+        label: str,
+    ) -> Pending: ...
+
+    def all_reduce(self, tensor: torch.Tensor, lane: int, label: str) -> Pending: ...
+
+    def wait(self, pending: Pending) -> None: ...
+
+    def abandon(self) -> None: ...
+
+
+class _Work:
+    """A backend's work handle together with the tensors that must live as long as it does."""
+
+    __slots__ = ("_tensors", "_work", "what")
+
+    def __init__(self, work: Any, what: str, *tensors: torch.Tensor) -> None:
+        self._work = work
+        self._tensors = tensors
+        self.what = what
+
+    def done(self) -> bool:
+        return bool(self._work.is_completed())
+
+    def wait(self, timeout: timedelta) -> bool:
+        """Whether it completed within `timeout`; raises the operation's own error."""
+        try:
+            self._work.wait(timeout)
+        except RuntimeError:
+            # The backend says "timed out" by the same type; ask again, for it may have ended just now.
+            if not self._work.is_completed():
+                return False
+            self._work.wait()
+        return True
+
+
+class GlooGroup:
+    """A `Group` over gloo's TCP transport, one gloo process group a lane."""
+
+    def __init__(
+        self,
+        lanes: Sequence[Any],
+        rank: int,
+        size: int,
+        timeout_s: float,
+        cancelled: Cancelled,
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.device = torch.device("cpu")
+        self._lanes = lanes
+        self._timeout_s = timeout_s
+        self._cancelled = cancelled
+        self._in_flight: list[_Work] = []
+
+    def all_to_all(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        lane: int,
+        label: str,
+    ) -> Pending:
+        # Empty lists would choose another algorithm for even splits; ranks must never choose differently.
+        outs, ins = list(output_splits), list(input_splits)
+        return self._start(
+            lambda: self._lanes[lane].alltoall_base(output, input, outs, ins, dist.AllToAllOptions()),
+            f"all_to_all {label}",
+            output,
+            input,
+        )
+
+    def all_reduce(self, tensor: torch.Tensor, lane: int, label: str) -> Pending:
+        return self._start(lambda: self._lanes[lane].allreduce([tensor]), f"all_reduce {label}", tensor)
+
+    def wait(self, pending: Pending) -> None:
+        assert isinstance(pending, _Work)
+        deadline = time.monotonic() + self._timeout_s
+        try:
+            while not pending.wait(_POLL):
+                if self._cancelled():
+                    raise Abandoned(f"gave up waiting in {pending.what} on order")
+                if time.monotonic() > deadline:
+                    raise CollectiveFailed(f"{pending.what}: no answer from a peer in {self._timeout_s:g} s")
+        except Abandoned:
+            raise
+        except RuntimeError as error:
+            raise CollectiveFailed(f"{pending.what}: {_first_line(error)}") from error
+
+    def abandon(self) -> None:
+        """Leave the group; peers that wait in it see their connections stay silent, not closed."""
+        _ABANDONED.append((self._lanes, self._in_flight))
+
+    def _start(self, start: Callable[[], Any], what: str, *tensors: torch.Tensor) -> _Work:
+        try:
+            work = _Work(start(), what, *tensors)
+        except RuntimeError as error:
+            raise CollectiveFailed(f"{what}: {_first_line(error)}") from error
+        if len(self._in_flight) >= 64:
+            self._in_flight = [w for w in self._in_flight if not w.done()]
+        self._in_flight.append(work)
+        return work
+
+
+LANES = 2
+"""One for sums on their way to their owners, one for results on their way back."""
+
+
+def form_gloo(
+    store: Any,
+    *,
+    prefix: str,
+    rank: int,
+    size: int,
+    address: str,
+    form_timeout_s: float,
+    timeout_s: float,
+    cancelled: Cancelled,
+) -> GlooGroup:
+    """Connect `size` ranks that meet under `prefix` of the TCPStore `store`; `address` is this node's as the
+    peers reach
+    it.
+
+    form_timeout_s bounds the meeting, timeout_s later every operation. Connecting runs in side threads that
+    are left behind when `cancelled` or the deadline ends the wait, since a peer that died meanwhile would
+    hold them. Raises CollectiveFailed or Abandoned.
+    """
+    lanes: list[Any] = [None] * LANES
+    errors: list[str] = []
+    finished = threading.Semaphore(0)
+
+    def connect(lane: int) -> None:
+        try:
+            options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+            options._timeout = timedelta(seconds=timeout_s)
+            options._threads = 2
+            options._devices = [dist.ProcessGroupGloo.create_device(hostname=address, lazy_init=True)]
+            # A client of its own: the threads of one client wait for each other.
+            client = PrefixStore(f"{prefix}/lane{lane}", store.clone())
+            lanes[lane] = dist.ProcessGroupGloo(client, rank, size, options)
+        except RuntimeError as error:
+            errors.append(_first_line(error))
+        finally:
+            finished.release()
+
+    for lane in range(LANES):
+        threading.Thread(target=connect, args=(lane,), name=f"form-{prefix}-{lane}", daemon=True).start()
+    deadline = time.monotonic() + form_timeout_s
+    for _ in range(LANES):
+        while not finished.acquire(timeout=_POLL.total_seconds()):
+            if cancelled():
+                _ABANDONED.append(lanes)
+                raise Abandoned(f"gave up forming {prefix} on order")
+            if time.monotonic() > deadline:
+                _ABANDONED.append(lanes)
+                raise CollectiveFailed(
+                    f"forming {prefix}: the {size} ranks did not meet in {form_timeout_s:g} s"
+                )
+    if errors:
+        _ABANDONED.append(lanes)
+        raise CollectiveFailed(f"forming {prefix} as rank {rank} at {address}: {errors[0]}")
+    return GlooGroup(lanes, rank, size, timeout_s, cancelled)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

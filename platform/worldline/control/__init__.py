@@ -1,0 +1,1 @@
+"""The elastic controller: senses, decides, orders. Never touches tensors."""

@@ -1,0 +1,133 @@
+"""Who is in what state: requested, standby, member, out. Pure; time is an argument.
+
+    requested -> standby -> member -> out
+        |           |                  ^
+        +-----------+------------------+
+
+A worker is requested until its process has built and checked everything; then it is a standby and may be
+admitted at a step border. A member has a rank in the current generation until that ends for it; it stays a
+member, with its state, until the next generation is formed. Out is final: whoever comes back comes as a new
+worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from worldline.worker.orders import EndKind, GenerationEnd, Hello
+from worldline.world import Position
+
+
+class MemberState(StrEnum):
+    REQUESTED = "requested"
+    STANDBY = "standby"
+    MEMBER = "member"
+
+
+@dataclass(frozen=True)
+class Member:
+    """One worker. since: when it came into its state. rank, end, asked: of the current generation.
+
+    end: how the generation ended for it, None while it trains. asked: when it was told to abandon it.
+    """
+
+    id: str
+    state: MemberState
+    since: float
+    hello: Hello | None = None
+    rank: int = -1
+    end: GenerationEnd | None = None
+    asked: float | None = None
+
+    @property
+    def training(self) -> bool:
+        return self.state is MemberState.MEMBER and self.end is None
+
+    @property
+    def position(self) -> Position | None:
+        """Where its state is on the line, as far as known; a standby has none that counts."""
+        return self.end.position if self.end is not None else None
+
+
+@dataclass(frozen=True)
+class Membership:
+    """All workers that are not out, and what befell the current generation.
+
+    generation: 0 before the first. trouble: why the current generation cannot go on, empty while it can.
+    halting: its members were told to stop at a step border.
+    """
+
+    members: Mapping[str, Member] = field(default_factory=dict)
+    generation: int = 0
+    trouble: str = ""
+    halting: bool = False
+
+    def in_state(self, state: MemberState) -> list[Member]:
+        """In the order of their coming, members by rank."""
+        return sorted((m for m in self.members.values() if m.state is state), key=lambda m: m.rank)
+
+    @property
+    def current(self) -> list[Member]:
+        return self.in_state(MemberState.MEMBER)
+
+    @property
+    def training(self) -> list[Member]:
+        return [m for m in self.current if m.training]
+
+    def requested(self, id: str, now: float) -> Membership:
+        if id in self.members:
+            raise ValueError(f"worker {id} was requested before")
+        return self._with(Member(id, MemberState.REQUESTED, now))
+
+    def ready(self, id: str, hello: Hello, now: float) -> Membership:
+        member = self.members.get(id)
+        if member is None or member.state is not MemberState.REQUESTED:
+            return self
+        return self._with(replace(member, state=MemberState.STANDBY, since=now, hello=hello))
+
+    def lost(self, id: str, reason: str) -> Membership:
+        """It died, failed to start or did not answer. Training without it is over, if it was a member."""
+        member = self.members.get(id)
+        if member is None:
+            return self
+        rest = {key: m for key, m in self.members.items() if key != id}
+        hurt = member.training and not self.trouble
+        return replace(self, members=rest, trouble=f"rank {member.rank} {reason}" if hurt else self.trouble)
+
+    def ended(self, id: str, end: GenerationEnd) -> Membership:
+        member = self.members.get(id)
+        if member is None or end.generation != self.generation or not member.training:
+            return self
+        orderly = end.kind in (EndKind.FINISHED, EndKind.HALTED)
+        trouble = self.trouble if orderly or self.trouble else f"rank {member.rank}: {end.reason}"
+        return replace(self._with(replace(member, end=end)), trouble=trouble)
+
+    def asked_to_abandon(self, ids: Sequence[str], now: float) -> Membership:
+        asked = {id: replace(self.members[id], asked=now) for id in ids}
+        return replace(self, members={**self.members, **asked})
+
+    def asked_to_halt(self) -> Membership:
+        return replace(self, halting=True)
+
+    def formed(self, ids: Sequence[str], now: float) -> Membership:
+        """The next generation, with `ids` as ranks 0, 1, ...; a member left out becomes a standby again."""
+        for member in self.current:
+            if member.training:
+                raise ValueError(f"worker {member.id} still trains in generation {self.generation}")
+        members = {}
+        for id, member in self.members.items():
+            if id in ids:
+                if member.state is MemberState.REQUESTED:
+                    raise ValueError(f"worker {id} is not ready")
+                since = member.since if member.state is MemberState.MEMBER else now
+                members[id] = Member(id, MemberState.MEMBER, since, member.hello, list(ids).index(id))
+            elif member.state is MemberState.MEMBER:
+                members[id] = Member(id, MemberState.STANDBY, now, member.hello)
+            else:
+                members[id] = member
+        return Membership(members, self.generation + 1)
+
+    def _with(self, member: Member) -> Membership:
+        return replace(self, members={**self.members, member.id: member})

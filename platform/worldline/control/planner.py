@@ -1,0 +1,206 @@
+"""What to do next: a pure function of the membership, the limits and the time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from worldline.control.membership import Member, Membership, MemberState
+from worldline.worker.orders import EndKind, GenerationOrder
+from worldline.world import Position, assign
+
+
+@dataclass(frozen=True)
+class Limits:
+    """min, max, standby: of the world. Times are seconds.
+
+    answer_s: how long a member may take to say how its generation ended once it is told to abandon it.
+    gather_s: how long ready workers wait for others, so that they start or join together.
+    start_s: how long the world may stay below min.
+    """
+
+    min: int
+    max: int
+    standby: int
+    num_shards: int
+    start_s: float
+    answer_s: float = 5.0
+    gather_s: float = 3.0
+
+    @property
+    def target(self) -> int:
+        """Workers to keep asked for; those beyond max stay as spares."""
+        return self.max + self.standby
+
+
+@dataclass(frozen=True)
+class Proceed:
+    """Nothing to do before the next event, or before `until`."""
+
+    until: float | None = None
+
+
+@dataclass(frozen=True)
+class Abandon:
+    """The generation is broken: these members must say where they are."""
+
+    ids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Expel:
+    """These members did not answer: they are out, and killed where they can be reached."""
+
+    ids: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Halt:
+    """Stop at the next step border, all at the same one."""
+
+    ids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Form:
+    """Form the next generation with these workers as ranks 0, 1, ...
+
+    position: the truth that `sources` (ranks) hold; None if nobody holds any state.
+    """
+
+    ids: tuple[str, ...]
+    sources: tuple[int, ...]
+    position: Position | None
+
+
+@dataclass(frozen=True)
+class Wait:
+    """The world is below min; give up after `until`."""
+
+    reason: str
+    until: float
+
+
+@dataclass(frozen=True)
+class Over:
+    """Nobody trains, and nobody shall: the line is finished or was stopped."""
+
+
+Decision = Proceed | Abandon | Expel | Halt | Form | Wait | Over
+
+
+def missing(membership: Membership, limits: Limits) -> int:
+    """How many workers to request so that as many as wanted are there or on their way."""
+    return max(0, limits.target - len(membership.members))
+
+
+def decide(
+    membership: Membership, limits: Limits, *, stopping: bool, below_min_since: float, now: float
+) -> Decision:
+    """The one next thing to do. below_min_since: since when there have been fewer than min ready workers."""
+    training = membership.training
+    if training and membership.trouble:
+        return _collect(training, limits, now)
+    if training:
+        return _tend(membership, training, limits, stopping, now)
+    if stopping or any(m.end is not None and m.end.kind is EndKind.FINISHED for m in membership.current):
+        return Over()
+    return _form(membership, limits, below_min_since, now)
+
+
+def _collect(training: list[Member], limits: Limits, now: float) -> Decision:
+    """Have every member say where it is; who does not is out."""
+    unasked = tuple(m.id for m in training if m.asked is None)
+    if unasked:
+        return Abandon(unasked)
+    deadlines = {m.id: (m.asked or now) + limits.answer_s for m in training}
+    overdue = tuple(id for id, deadline in deadlines.items() if now >= deadline)
+    if overdue:
+        return Expel(overdue, f"did not say within {limits.answer_s:g} s where it is")
+    return Proceed(min(deadlines.values()))
+
+
+def _tend(
+    membership: Membership, training: list[Member], limits: Limits, stopping: bool, now: float
+) -> Decision:
+    """A healthy generation: halt it to stop, or to let standbys in."""
+    if membership.halting:
+        return Proceed()
+    ids = tuple(m.id for m in training)
+    if stopping:
+        return Halt(ids)
+    standbys = membership.in_state(MemberState.STANDBY)
+    if not standbys or len(membership.current) >= limits.max:
+        return Proceed()
+    gathered = _gathered(membership, limits, now)
+    return Halt(ids) if gathered is None else Proceed(gathered)
+
+
+def _form(membership: Membership, limits: Limits, below_min_since: float, now: float) -> Decision:
+    ready = membership.current + membership.in_state(MemberState.STANDBY)
+    if len(ready) < limits.min:
+        pending = len(membership.in_state(MemberState.REQUESTED))
+        return Wait(
+            f"{len(ready)} of at least {limits.min} workers are ready, {pending} requested",
+            below_min_since + limits.start_s,
+        )
+    if not membership.current:
+        gathered = _gathered(membership, limits, now)
+        if gathered is not None:
+            return Proceed(gathered)
+    # Who holds the most comes first, then the old ranks: the world changes as little as it can.
+    chosen = sorted(ready, key=lambda m: m.position is None)[: limits.max]
+    held = [m.position for m in chosen if m.position is not None]
+    truth = max(held, default=None)
+    sources = tuple(rank for rank, m in enumerate(chosen) if truth is not None and m.position == truth)
+    return Form(tuple(m.id for m in chosen), sources, truth)
+
+
+def _gathered(membership: Membership, limits: Limits, now: float) -> float | None:
+    """None if those who are ready should wait no longer for others, else until when."""
+    standbys = membership.in_state(MemberState.STANDBY)
+    room = limits.max - len(membership.current)
+    if len(standbys) >= room or not membership.in_state(MemberState.REQUESTED):
+        return None
+    until = min(m.since for m in standbys) + limits.gather_s
+    return None if now >= until else until
+
+
+def orders(
+    form: Form,
+    generation: int,
+    limits: Limits,
+    *,
+    position: Position,
+    restore: str | None,
+    checkpoint: bool,
+) -> Mapping[str, GenerationOrder]:
+    """The order for each worker of `form`.
+
+    position, restore: where the line goes on, and the checkpoint to read if nobody holds the state (None:
+    from the start, which every worker holds as built).
+    """
+    ranks = range(len(form.ids))
+    nobody = form.position is None
+    if not nobody:
+        sources = form.sources
+    elif restore is not None:
+        sources = (0,)
+    else:
+        sources = tuple(ranks)
+    receivers = tuple(rank for rank in ranks if rank not in sources)
+    return {
+        id: GenerationOrder(
+            generation=generation,
+            rank=rank,
+            ranges=assign(limits.num_shards, len(form.ids)),
+            position=position,
+            sources=sources,
+            receivers=receivers,
+            restore=restore if nobody else None,
+            verify_state=nobody,
+            checkpoint=checkpoint,
+        )
+        for rank, id in enumerate(form.ids)
+    }

@@ -1,0 +1,102 @@
+"""What reaches the controller from outside, as values in one queue."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from worldline.events import StepRecord
+from worldline.worker.orders import GenerationEnd, Hello, Reports
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A requested worker is built and checked."""
+
+    id: str
+    hello: Hello
+
+
+@dataclass(frozen=True)
+class StartFailed:
+    """A requested worker's preparation raised; its process lives and is of no use."""
+
+    id: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A worker's process or node is gone, or cannot be reached."""
+
+    id: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A generation ended for a worker."""
+
+    id: str
+    end: GenerationEnd
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A worker's reports, or None if it could not give any."""
+
+    id: str
+    reports: Reports | None
+
+
+@dataclass(frozen=True)
+class StepsFetched:
+    """Step records asked for to fill a gap."""
+
+    id: str
+    records: tuple[StepRecord, ...]
+
+
+@dataclass(frozen=True)
+class SaveEnded:
+    """A checkpoint is committed, or not: `error` says why."""
+
+    step: int
+    seconds: float
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class StopRequested:
+    """The run shall end in order; exit_code is what the driver then ends with."""
+
+    reason: str
+    exit_code: int
+
+
+@dataclass(frozen=True)
+class LeaseLost:
+    """Another driver has the run: nothing more may be written."""
+
+    reason: str
+
+
+Signal = Ready | StartFailed | Lost | Ended | Fetched | StepsFetched | SaveEnded | StopRequested | LeaseLost
+Post = Callable[[Signal], None]
+
+
+class Signals:
+    """The queue. `post` may be called from any thread and from a signal handler."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Signal] = queue.SimpleQueue()
+
+    def post(self, signal: Signal) -> None:
+        self._queue.put(signal)
+
+    def next(self, timeout_s: float) -> Signal | None:
+        try:
+            return self._queue.get(timeout=max(timeout_s, 0.0)) if timeout_s > 0 else self._queue.get_nowait()
+        except queue.Empty:
+            return None

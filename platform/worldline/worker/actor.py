@@ -1,0 +1,110 @@
+"""The Ray actor that hosts a worker: orders in, reports out, one training thread between them."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from worldline.events import StepRecord
+from worldline.worker.mailbox import Mailbox
+from worldline.worker.orders import GenerationEnd, GenerationOrder, Hello, Reports, Setup
+from worldline.world import Position
+
+if TYPE_CHECKING:
+    from worldline.worker.build import Built
+
+TRAIN, ORDERS, REPORTS = "train", "orders", "reports"
+CONCURRENCY_GROUPS = {TRAIN: 1, ORDERS: 2, REPORTS: 1}
+
+
+class Worker:
+    """Becomes a Ray actor in the controller's `cluster`.
+
+    Protocol: `prepare` once; then this is a standby. `train(order)` lasts as long as the generation does for
+    this worker and returns how it ended; as it is always pending, it also tells the controller at once when
+    the process dies. `halt`, `abandon`, `fetch` and the others answer meanwhile, in other threads. Each
+    generation's number fences it: an order of an old generation changes nothing in a newer one.
+    """
+
+    def __init__(self) -> None:
+        self._mailbox = Mailbox()
+        self._orders: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        self._built: Built | None = None
+        # A thread of our own: torch keeps its number of threads by thread, and Ray gives none for long.
+        threading.Thread(target=self._serve, name="training", daemon=True).start()
+
+    def prepare(self, setup: Setup) -> Hello:
+        """Import, build and check everything. Raises what the job's code raises."""
+        import ray
+
+        address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+
+        def build() -> Built:
+            from worldline.worker.build import build
+
+            return build(setup, self._mailbox, address)
+
+        self._built = self._in_training_thread(build)
+        built = self._built
+        return Hello(
+            pid=os.getpid(),
+            node=ray.get_runtime_context().get_node_id(),
+            ip=address,
+            plan_fingerprint=built.plan.fingerprint,
+            numeric_fingerprint=built.numeric_fingerprint,
+            steps_per_epoch=built.plan.steps_per_epoch,
+        )
+
+    def train(self, order: GenerationOrder) -> GenerationEnd:
+        runner = self._ready().runner
+        end: GenerationEnd = self._in_training_thread(lambda: runner.run(order))
+        return end
+
+    def halt(self, generation: int) -> None:
+        self._ready().runner.halt(generation)
+
+    def abandon(self, generation: int) -> None:
+        self._ready().runner.abandon(generation)
+
+    def write_checkpoint(self, generation: int, part: int, parts: int) -> None:
+        """While no generation trains; the result comes with the reports."""
+        runner = self._ready().runner
+        self._in_training_thread(lambda: runner.write_checkpoint(generation, part, parts))
+
+    def fetch(self, wait_s: float) -> Reports:
+        """What was posted since the last call; waits for it up to `wait_s` seconds."""
+        items = self._mailbox.fetch(wait_s)
+        runner = self._ready().runner
+        return Reports(items, runner.position, runner.phase)
+
+    def steps_after(self, step: int) -> tuple[StepRecord, ...]:
+        return self._mailbox.steps_after(step)
+
+    def position(self) -> Position | None:
+        return self._ready().runner.position
+
+    def close(self, timeout_s: float) -> bool:
+        """Finish what is being written; whether that was done in time."""
+        return self._built is None or self._built.runner.close(timeout_s)
+
+    def _ready(self) -> Built:
+        if self._built is None:
+            raise RuntimeError("prepare() has not finished")
+        return self._built
+
+    def _in_training_thread(self, call: Callable[[], Any]) -> Any:
+        future: Future[Any] = Future()
+        self._orders.put((call, future))
+        return future.result()
+
+    def _serve(self) -> None:
+        while True:
+            call, future = self._orders.get()
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)

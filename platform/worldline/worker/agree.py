@@ -1,0 +1,36 @@
+"""No first step before all members agree on where the line is, on the data and on the arithmetic."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from worldline.collective.exchange import gather_bytes
+from worldline.collective.group import Group
+
+
+class Disagreed(RuntimeError):
+    """Members differ in what must be the same before they may train together."""
+
+
+def agree(group: Group | None, claims: Mapping[str, str]) -> None:
+    """Compare `claims` (name -> value) of all members.
+
+    Raises Disagreed on every rank alike, naming the first claim that differs and who says what.
+    """
+    encoded = json.dumps(dict(claims), sort_keys=True).encode()
+    difference = first_difference([json.loads(c) for c in gather_bytes(group, encoded, "agreement")])
+    if difference:
+        raise Disagreed(difference)
+
+
+def first_difference(claims: Sequence[Mapping[str, str]]) -> str:
+    """claims: one mapping a rank. Empty where all are equal."""
+    for name in sorted({name for claim in claims for name in claim}):
+        said: dict[str | None, list[int]] = {}
+        for rank, claim in enumerate(claims):
+            said.setdefault(claim.get(name), []).append(rank)
+        if len(said) > 1:
+            parts = [f"rank {', '.join(map(str, ranks))}: {value}" for value, ranks in said.items()]
+            return f"the members differ in {name}: {'; '.join(parts)}"
+    return ""

@@ -1,0 +1,267 @@
+"""One worker through one generation: form, catch up, agree, train, end."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from worldline.checkpoint.manifest import CheckpointError, CheckpointManifest, directory, part_name, partition
+from worldline.checkpoint.restore import read
+from worldline.checkpoint.save import PartResult, PartWriter
+from worldline.collective.group import Abandoned, CollectiveFailed, Group
+from worldline.data.manifest import DataError
+from worldline.storage import Storage, StorageError
+from worldline.worker.agree import Disagreed, agree
+from worldline.worker.engine import Engine, Membership, NonFinite, TornState
+from worldline.worker.evaluate import Evaluator
+from worldline.worker.mailbox import Mailbox
+from worldline.worker.orders import (
+    CheckpointPart,
+    EndKind,
+    GenerationEnd,
+    GenerationFormed,
+    GenerationOrder,
+    StateDigest,
+)
+from worldline.worker.state import StateError, TrainState, digest, snapshot
+from worldline.worker.transfer import transfer
+from worldline.world import Position
+
+FormGroup = Callable[[GenerationOrder, Callable[[], bool]], Group | None]
+"""(order, cancelled) -> the group of this generation, None in a world of one."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When a worker does more than step. fingerprints: what all members must share, name -> value."""
+
+    last_step: int
+    digest_every: int
+    checkpoint_every: int
+    evaluate_every: int | None
+    attempt: int
+    fingerprints: dict[str, str]
+
+    def digest_due(self, step: int) -> bool:
+        return step % self.digest_every == 0 or self.checkpoint_due(step) or step == self.last_step
+
+    def checkpoint_due(self, step: int) -> bool:
+        return step > 0 and (step % self.checkpoint_every == 0 or step == self.last_step)
+
+    def evaluation_due(self, position: Position) -> bool:
+        if self.evaluate_every is None or position.evaluated or position.step == 0:
+            return False
+        return position.step % self.evaluate_every == 0 or position.step == self.last_step
+
+
+class Runner:
+    """Executes generation orders on the training thread.
+
+    Protocol: `run(order)` returns how the generation ended, never raises for anything foreseen. From another
+    thread, `halt(g)` makes generation g stop at the next step border, all ranks at the same one; `abandon(g)`
+    makes every wait of generations up to g end at once. Both are remembered, so an order that comes late
+    finds itself cancelled. After any end the worker is at `position`, whole, or has no position.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        evaluator: Evaluator | None,
+        state: TrainState,
+        storage: Storage,
+        schedule: Schedule,
+        form: FormGroup,
+        mailbox: Mailbox,
+    ) -> None:
+        self._engine = engine
+        self._evaluator = evaluator
+        self._state = state
+        self._storage = storage
+        self._schedule = schedule
+        self._form = form
+        self._mailbox = mailbox
+        self._halted = 0
+        self._abandoned = 0
+        self._position: Position | None = Position(0)
+        self._pending_parts: dict[str, CheckpointPart] = {}
+        self._writer = PartWriter(storage, self._part_written)
+
+    @property
+    def position(self) -> Position | None:
+        return self._position
+
+    @property
+    def phase(self) -> str:
+        return self._engine.phase
+
+    def halt(self, generation: int) -> None:
+        self._halted = max(self._halted, generation)
+
+    def abandon(self, generation: int) -> None:
+        self._abandoned = max(self._abandoned, generation)
+
+    def close(self, timeout_s: float) -> bool:
+        return self._writer.close(timeout_s)
+
+    def run(self, order: GenerationOrder) -> GenerationEnd:
+        try:
+            return GenerationEnd(self._train(order), order.generation, self._position)
+        except (CollectiveFailed, Abandoned) as error:
+            return self._end(EndKind.BROKEN, order, error)
+        except NonFinite as error:
+            return self._end(EndKind.NONFINITE, order, error)
+        except (Disagreed, StateError) as error:
+            self._position = None if order.rank in order.receivers else self._position
+            return self._end(EndKind.DISAGREED, order, error)
+        except (CheckpointError, StorageError) as error:
+            return self._end(EndKind.RESTORE_FAILED, order, error)
+        except DataError as error:
+            return self._end(EndKind.DATA_ERROR, order, error)
+        except TornState as error:
+            self._position = None
+            return self._end(EndKind.TASK_ERROR, order, error)
+        except Exception as error:
+            return self._end(EndKind.TASK_ERROR, order, error)
+        finally:
+            self._engine.phase = "idle"
+
+    def write_checkpoint(self, generation: int, part: int, parts: int) -> None:
+        """Write this worker's part of a checkpoint of its position; the result comes as a report."""
+        if self._position is None:
+            raise RuntimeError("this worker has no state to write")
+        tensors, meta = self._state.tensors(), self._state.meta()
+        names = partition({name: t.numel() * t.element_size() for name, t in tensors.items()}, parts)[part]
+        file = part_name(self._schedule.attempt, generation, part)
+        self._pending_parts[f"{directory(self._position.step)}/{file}"] = CheckpointPart(
+            generation=generation,
+            rank=part,
+            parts=parts,
+            position=self._position,
+            state_digest=digest(tensors, meta),
+            meta=meta if part == 0 else {},
+            part=None,
+        )
+        self._writer.submit(self._position.step, file, snapshot({name: tensors[name] for name in names}))
+
+    def _train(self, order: GenerationOrder) -> EndKind:
+        generation = order.generation
+
+        def cancelled() -> bool:
+            return self._abandoned >= generation
+
+        self._engine.phase = "form"
+        self._mailbox.narrate(order.rank == 0)
+        began = time.perf_counter()
+        group = self._form(order, cancelled)
+        formed = time.perf_counter()
+        try:
+            self._catch_up(order, group)
+            member = Membership(generation, self._schedule.attempt, order.rank, order.ranges, group)
+            self._engine.join(member, cancelled)
+            if self._evaluator is not None:
+                self._evaluator.join(member, cancelled)
+            caught_up = time.perf_counter()
+            self._mailbox.post(GenerationFormed(generation, formed - began, caught_up - formed))
+            return self._steps(order)
+        finally:
+            if group is not None:
+                group.abandon()
+
+    def _catch_up(self, order: GenerationOrder, group: Group | None) -> None:
+        """Bring every member to the order's position and make sure that all are the same."""
+        if order.restore is not None and order.rank in order.sources:
+            self._restore(order.restore)
+        if order.receivers and group is not None:
+            is_source = order.rank in order.sources
+            received = transfer(
+                group,
+                order.sources,
+                order.receivers,
+                self._state.tensors() if is_source else {},
+                self._state.meta() if is_source else {},
+            )
+            if received is not None:
+                self._position = None
+                self._state.load(*received)
+                self._take(order.position)
+        if self._position is not None and self._position.step == order.position.step:
+            self._take(order.position)
+        claims = {"step": str(self._position and self._position.step), **self._schedule.fingerprints}
+        if order.verify_state or order.receivers:
+            claims["state digest"] = digest(self._state.tensors(), self._state.meta())
+        agree(group, claims)
+        if order.checkpoint:
+            self.write_checkpoint(order.generation, order.rank, len(order.ranges))
+
+    def _restore(self, key: str) -> None:
+        manifest = CheckpointManifest.from_json(self._storage.get(f"{key}/manifest.json"))
+        tensors = read(self._storage, manifest)
+        self._position = None
+        self._state.load(tensors, manifest.meta)
+        found = digest(self._state.tensors(), self._state.meta())
+        if found != manifest.state_digest:
+            raise CheckpointError(f"{key}: the state loaded has digest {found}, not {manifest.state_digest}")
+        self._take(manifest.position)
+
+    def _take(self, position: Position) -> None:
+        self._position = position
+        self._engine.completed = position.step
+
+    def _steps(self, order: GenerationOrder) -> EndKind:
+        schedule = self._schedule
+        halted = False
+        while True:
+            assert self._position is not None
+            if schedule.evaluation_due(self._position) and not halted:
+                self._evaluate()
+            elif self._position.step >= schedule.last_step:
+                return EndKind.FINISHED
+            elif halted:
+                return EndKind.HALTED
+            else:
+                halted = self._step(order)
+
+    def _step(self, order: GenerationOrder) -> bool:
+        completed = self._engine.step(halt=self._halted >= order.generation, digest=self._digest_if_due)
+        record = completed.record
+        self._position = Position(record.step)
+        self._mailbox.post_step(record)
+        if record.state_digest is not None:
+            self._mailbox.post(StateDigest(order.generation, record.step, record.state_digest))
+        if self._schedule.checkpoint_due(record.step):
+            self.write_checkpoint(order.generation, order.rank, len(order.ranges))
+        return completed.halt
+
+    def _digest_if_due(self, step: int) -> str | None:
+        if not self._schedule.digest_due(step):
+            return None
+        return digest(self._state.tensors(), self._state.meta())
+
+    def _evaluate(self) -> None:
+        assert self._evaluator is not None
+        assert self._position is not None
+        self._engine.phase = "evaluate"
+        record = self._evaluator.run(self._position.step)
+        self._position = Position(self._position.step, evaluated=True)
+        self._mailbox.post(record)
+
+    def _part_written(self, result: PartResult) -> None:
+        pending = self._pending_parts.pop(f"{directory(result.step)}/{result.name}")
+        self._mailbox.post(
+            CheckpointPart(
+                **{
+                    **vars(pending),
+                    "part": result.info,
+                    "error": result.error or "",
+                    "seconds": result.seconds,
+                }
+            )
+        )
+
+    def _end(self, kind: EndKind, order: GenerationOrder, error: BaseException) -> GenerationEnd:
+        text = "".join(traceback.format_exception(error)) if kind is EndKind.TASK_ERROR else ""
+        return GenerationEnd(
+            kind, order.generation, self._position, f"{type(error).__name__}: {error}"[:2000], text[-20_000:]
+        )

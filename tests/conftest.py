@@ -1,0 +1,28 @@
+"""Fixtures for every test."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+
+@pytest.fixture
+def restore_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a worker sets for its whole process is set back: import path, torch's numeric settings, seeds."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    threads, seeds = (
+        torch.get_num_threads(),
+        (torch.get_rng_state(), random.getstate(), np.random.get_state()),
+    )
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.backends.mkldnn.deterministic = False
+    torch.set_num_threads(threads)
+    torch.set_rng_state(seeds[0])
+    random.setstate(seeds[1])
+    np.random.set_state(seeds[2])

@@ -1,0 +1,126 @@
+"""status, watch, verify, report: what they print where, and how they exit."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from worldline.cli.inspect import COMMANDS
+from worldline.events import Event, EventKind, StepRecord
+from worldline.tracking.log import EVENTS, STEPS, EventLog, StepLog
+from worldline.tracking.status import RunState, Status, StatusWriter, WorkerStatus
+
+RECORD = StepRecord(
+    step=0, epoch=0, loss=0.5, lr=0.1, grad_norm=0.3, rows=10, world=2, generation=1, attempt=1, step_s=0.5,
+    data_s=0.05, compute_s=0.3, reduce_s=0.1, state_digest=None, rows_digest="ab", time=100.0,
+)  # fmt: skip
+STATUS = Status(
+    run="a", state=RunState.RUNNING, reason="", step=3, steps=10, epoch=0, attempt=1, generation=2, world=1,
+    min=1, max=2, workers=(WorkerStatus(0, 0, 11, "n", "10.0.0.1", 3, "step"),), standbys=1, loss=0.5,
+    rows_per_s=10.5, goodput=0.9, incidents=1, mlflow_run_id="abc", storage="/runs/a",
+)  # fmt: skip
+
+
+@pytest.fixture
+def storage(tmp_path):
+    for name, num, loss in (("a", 10, 0.5), ("b", 6, 0.5), ("c", 10, 0.25)):
+        (tmp_path / name).mkdir()
+        log = StepLog(tmp_path / name / STEPS)
+        log.append([replace(RECORD, step=k, loss=loss if k > 4 else 0.5) for k in range(1, num + 1)])
+    (tmp_path / "not-a-run").mkdir()
+    return tmp_path
+
+
+def run(*args):
+    group = click.Group(commands={command.name: command for command in COMMANDS})
+    return CliRunner().invoke(group, [str(arg) for arg in args])
+
+
+def test_status_json_has_exactly_the_contract_s_fields(storage):
+    writer = StatusWriter(storage / "a")
+    writer.write(STATUS, now=True)
+    result = run("status", "a", "--storage", storage, "--json")
+    assert result.exit_code == 0
+    fields = json.loads(result.stdout)
+    assert " ".join(fields) == (
+        "run state reason step steps epoch attempt generation world min max workers standbys loss rows_per_s "
+        "goodput incidents mlflow_run_id storage updated"
+    )
+    assert " ".join(fields["workers"][0]) == "rank replica pid node ip step phase"
+    assert result.stderr == ""
+
+
+def test_status_for_people_goes_to_standard_error(storage):
+    writer = StatusWriter(storage / "a")
+    writer.write(STATUS, now=True)
+    result = run("status", storage / "a")
+    assert result.exit_code == 0
+    assert result.stdout == ""
+    for part in ("RUNNING", "3 of 10", "rank 0  pid 11", "abc"):
+        assert part in result.stderr
+
+
+def test_verify_equal(storage):
+    result = run("verify", "a", "b", "--storage", storage)
+    assert result.exit_code == 0
+    assert result.stderr == "equal: a has 10 steps, b has 6, both have 6, 0 with state digests\n"
+
+
+def test_verify_different(storage):
+    result = run("verify", "a", "c", "--storage", storage)
+    assert result.exit_code == 1
+    assert "different: step 5: loss is 0.5 and 0.25" in result.stderr
+
+
+def test_verify_with_nothing_in_common(storage):
+    (storage / "d").mkdir()
+    StepLog(storage / "d" / STEPS)
+    result = run("verify", "a", storage / "d", "--storage", storage)
+    assert result.exit_code == 1
+    assert "nothing to compare" in result.stderr
+
+
+@pytest.mark.parametrize("command", [["status"], ["watch"], ["verify", "a"], ["report"]])
+def test_an_unknown_run_is_wrong_usage_and_the_known_are_named(storage, command):
+    result = run(*command, "nope", "--storage", storage)
+    assert result.exit_code == 64
+    assert "no run 'nope'" in result.stderr
+    assert "it holds a, b, c;" in result.stderr
+    assert result.stdout == ""
+
+
+def test_an_empty_storage_says_so(tmp_path):
+    result = run("status", "x", "--storage", tmp_path / "none")
+    assert result.exit_code == 64
+    assert "it holds no run" in result.stderr
+    assert not (tmp_path / "none").exists()
+
+
+def test_report_writes_the_page(storage):
+    result = run("report", "a", "--storage", storage)
+    assert result.exit_code == 0
+    assert (storage / "a" / "report.html").exists()
+
+
+def test_watch_ends_with_the_run(storage):
+    writer = StatusWriter(storage / "a")
+    writer.write(replace(STATUS, state=RunState.FINISHED), now=True)
+    EventLog(storage / "a" / EVENTS).append([Event(1.0, EventKind.FINISHED, 1, 10, 1, 1)])
+    result = run("watch", "a", "--storage", storage)
+    assert result.exit_code == 0
+    assert "FINISHED" in result.stderr
+
+
+def test_looking_at_a_run_imports_nothing_heavy():
+    code = (
+        "import sys, worldline.cli.inspect; heavy = 'torch ray mlflow matplotlib rich numpy pydantic'; "
+        "print([name for name in heavy.split() if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "[]\n"
