@@ -20,10 +20,14 @@ from worldline.worker.orders import GenerationOrder, Hello, Setup
 
 def connect(cpus: float, notify: Callable[[str], None]) -> None:
     """Join the cluster that RAY_ADDRESS names, or start one in this process with `cpus` logical CPUs."""
+    # Private: each death of a worker would be told by Ray, too, in a paragraph.
+    ray._private.worker.print_to_stdstream = lambda *_, **__: None
     address = os.environ.get("RAY_ADDRESS")
     if address:
         ray.init(address=address, log_to_driver=False)
         return
+    # Its own cluster ends with this process; a token left in the home folder must not lock it.
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     num_cpus = math.ceil(cpus)
     cores = os.cpu_count() or 1
     if num_cpus > cores:
@@ -126,18 +130,22 @@ class Cluster:
 
     def kill(self, id: str) -> None:
         """End the worker's process, also if it is frozen, where it can be reached."""
-        actor = self._actors.pop(id, None)
-        if actor is None:
-            return
-        pid = self._local.pop(id, None)
-        if pid is not None:
+        pid = self._local.get(id)
+        if pid is not None and id in self._actors:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        ray.kill(actor)
+        self.dismiss(id)
 
-    def kill_all(self) -> None:
+    def dismiss(self, id: str) -> None:
+        """End the process of a worker that answers."""
+        self._local.pop(id, None)
+        actor = self._actors.pop(id, None)
+        if actor is not None:
+            ray.kill(actor)
+
+    def dismiss_all(self) -> None:
         for id in list(self._actors):
-            self.kill(id)
+            self.dismiss(id)
 
     def _order(
         self,

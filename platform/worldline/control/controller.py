@@ -110,7 +110,7 @@ class Controller:
             self._journal.state(RunState.STARTING)
             return self._conclude(self._loop())
         finally:
-            self._cluster.kill_all()
+            self._cluster.dismiss_all()
 
     def _loop(self) -> Conclusion:
         while True:
