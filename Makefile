@@ -5,7 +5,7 @@ INSTALLED := .venv/installed
 STDLIB := data/stdlib
 DIGITS := data/digits
 
-.PHONY: venv test lint unit data demo bench ui clean
+.PHONY: venv test lint unit data demo bench bench-elastic ui clean
 
 venv: $(INSTALLED)
 
@@ -39,8 +39,8 @@ $(DIGITS): | venv
 demo: data
 	$(BIN)/python jobs/demo.py
 
-bench: data
-	$(BIN)/python jobs/bench.py
+bench: venv
+	$(BIN)/python tests/bench/cost.py
 
 ui: venv
 	$(BIN)/mlflow ui --backend-store-uri sqlite:///runs/mlflow.db

@@ -44,7 +44,9 @@ class Task(ABC):
     @abstractmethod
     def build_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer: ...
 
-    def build_scheduler(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler | None:
+    def build_scheduler(
+        self, optimizer: torch.optim.Optimizer
+    ) -> torch.optim.lr_scheduler.LRScheduler | None:
         """Optional; stepped once per optimizer step, whatever the world."""
         return None
 

@@ -146,14 +146,15 @@ class GlooGroup:
                     raise Abandoned(f"gave up waiting in {pending.what} on order")
                 if time.monotonic() > deadline:
                     raise CollectiveFailed(f"{pending.what}: no answer from a peer in {self._timeout_s:g} s")
-        except Abandoned:
+        except (Abandoned, CollectiveFailed):
             raise
         except RuntimeError as error:
             raise CollectiveFailed(f"{pending.what}: {_first_line(error)}") from error
 
     def abandon(self) -> None:
         """Leave the group; peers that wait in it see their connections stay silent, not closed."""
-        _ABANDONED.append((self._lanes, self._in_flight))
+        _ABANDONED.append((self._lanes, [work for work in self._in_flight if not work.done()]))
+        self._in_flight = []
 
     def _start(self, start: Callable[[], Any], what: str, *tensors: torch.Tensor) -> _Work:
         try:
@@ -169,6 +170,15 @@ class GlooGroup:
 LANES = 2
 """One for sums on their way to their owners, one for results on their way back."""
 
+_IDLE: dict[Any, list[Any]] = {}
+"""Connections to each store that nobody waits on. The next group uses them again, for connecting looks up the
+peer's name on both sides, and that takes seconds where the name server is slow."""
+
+
+def connect_ahead(store: Any) -> None:
+    """Make the connections to `store` that forming a group takes."""
+    _IDLE[store] = [store.clone() for _ in range(LANES)]
+
 
 def form_gloo(
     store: Any,
@@ -182,8 +192,7 @@ def form_gloo(
     cancelled: Cancelled,
 ) -> GlooGroup:
     """Connect `size` ranks that meet under `prefix` of the TCPStore `store`; `address` is this node's as the
-    peers reach
-    it.
+    peers reach it.
 
     form_timeout_s bounds the meeting, timeout_s later every operation. Connecting runs in side threads that
     are left behind when `cancelled` or the deadline ends the wait, since a peer that died meanwhile would
@@ -199,10 +208,11 @@ def form_gloo(
             options._timeout = timedelta(seconds=timeout_s)
             options._threads = 2
             options._devices = [dist.ProcessGroupGloo.create_device(hostname=address, lazy_init=True)]
-            # A client of its own: the threads of one client wait for each other.
-            client = PrefixStore(f"{prefix}/lane{lane}", store.clone())
-            lanes[lane] = dist.ProcessGroupGloo(client, rank, size, options)
-        except RuntimeError as error:
+            connection = _idle_connection(store)
+            meeting = PrefixStore(f"{prefix}/lane{lane}", connection)
+            lanes[lane] = dist.ProcessGroupGloo(meeting, rank, size, options)
+            _IDLE[store].append(connection)
+        except Exception as error:
             errors.append(_first_line(error))
         finally:
             finished.release()
@@ -224,6 +234,14 @@ def form_gloo(
         _ABANDONED.append(lanes)
         raise CollectiveFailed(f"forming {prefix} as rank {rank} at {address}: {errors[0]}")
     return GlooGroup(lanes, rank, size, timeout_s, cancelled)
+
+
+def _idle_connection(store: Any) -> Any:
+    """One that no other thread uses: threads that share a connection wait for each other."""
+    try:
+        return _IDLE.setdefault(store, []).pop()
+    except IndexError:
+        return store.clone()
 
 
 def _first_line(error: BaseException) -> str:

@@ -44,6 +44,11 @@ class GradientSums:
             for parameter in bucket.parameters
         ]
 
+    def renew(self) -> None:
+        """Take new memory: an abandoned operation may still write to the old."""
+        self._pool = SlabPool(self._buckets)
+        self._folds = []
+
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()

@@ -21,13 +21,14 @@ FATAL = {
 
 @dataclass(frozen=True)
 class Budget:
-    """max_task_errors, max_no_progress: limits. The rest counts what was used."""
+    """max_task_errors, max_no_progress: limits. last_step: how far the line was. The rest counts."""
 
     max_task_errors: int
     max_no_progress: int
     task_errors: int = 0
+    error_generation: int = 0
     no_progress: int = 0
-    last_step: int = -1
+    last_step: int = 0
     verdict: str = ""
     """Why the run ends, empty while it may go on."""
 
@@ -37,9 +38,9 @@ class Budget:
             return self
         if end.kind in FATAL:
             return replace(self, verdict=FATAL[end.kind] + end.reason)
-        if end.kind is not EndKind.TASK_ERROR:
-            return self
-        used = replace(self, task_errors=self.task_errors + 1)
+        if end.kind is not EndKind.TASK_ERROR or end.generation == self.error_generation:
+            return self  # what all ranks raise alike counts once
+        used = replace(self, task_errors=self.task_errors + 1, error_generation=end.generation)
         if used.task_errors < self.max_task_errors:
             return used
         times = "once" if used.task_errors == 1 else f"{used.task_errors} times"

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
 
 from worldline.control.signals import Ended, Fetched, Lost, Post, Ready, StartFailed, StepsFetched
 from worldline.worker.actor import CONCURRENCY_GROUPS, ORDERS, REPORTS, TRAIN, Worker
@@ -118,13 +118,17 @@ class Cluster:
 
     def fetch(self, id: str, wait_s: float) -> None:
         def done(answer: Future[Any]) -> None:
-            self._post(Fetched(id, None if answer.exception() else answer.result()))
+            error = answer.exception()
+            if isinstance(error, ActorDiedError):  # the only call that is pending on a standby
+                self._post(Lost(id, f"is gone: {_first_line(error)}"))
+            else:
+                self._post(Fetched(id, None if error else answer.result()))
 
         self._order(id, "fetch", REPORTS, (wait_s,), done)
 
     def steps_after(self, id: str, step: int) -> None:
         def done(answer: Future[Any]) -> None:
-            self._post(StepsFetched(id, () if answer.exception() else answer.result()))
+            self._post(StepsFetched(id, None if answer.exception() else answer.result()))
 
         self._order(id, "steps_after", ORDERS, (step,), done)
 

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from worldline.control.cluster import Cluster
 from worldline.control.journal import Journal, Progress
 from worldline.control.line import Line
-from worldline.control.membership import Member, Membership
+from worldline.control.membership import Member, Membership, MemberState
 from worldline.control.saves import Saves
 from worldline.control.signals import Fetched, StepsFetched
 from worldline.events import EvaluationRecord, EventKind, StepRecord
 from worldline.tracking.log import EvaluationLog
 from worldline.worker.orders import CheckpointPart, GenerationFormed, Report, StateDigest
+from worldline.world import Position
 
 NARRATOR_PERIOD_S = 0.1
 OTHERS_PERIOD_S = 0.5
 POLL_S = 1.0
+KEPT_DIGESTS = 8
 
 
 class Intake:
-    """Polls the members for reports and passes each on to whom it concerns.
+    """Polls the workers for reports and passes each on to whom it concerns.
 
-    Protocol: `poll` often, with the time; `fetched` and `steps_fetched` with the answers. `formed` holds the
+    Protocol: `poll` often, with the time; `fetched` and `steps_fetched` with the answers. `expect` says how
+    far the line must come: what the narrating rank has not told is asked of all members. `formed` holds the
     newest generation that a member said it trains in; `drift` says how members differ, once they do.
     """
 
@@ -32,54 +37,106 @@ class Intake:
         self._saves = saves
         self._evaluations = evaluations
         self._journal = journal
-        self._asked: set[str] = set()
+        self._asked: Counter[str] = Counter()
         self._next: dict[str, float] = {}
-        self._filling: set[str] = set()
-        self._digests: dict[int, dict[str, str]] = {}
+        self._expected = 0
+        self._filling: dict[str, int] = {}  # worker -> the step after which it was asked for steps
+        self._without: dict[str, int] = {}  # worker -> the step after which it had none
+        self._next_fill = 0.0
+        self._digests: dict[tuple[int, int], dict[str, str]] = {}
         self.progress: dict[str, Progress] = {}
         self.formed = 0
         self.drift = ""
 
-    def poll(self, membership: Membership, now: float, *, at_once: bool = False) -> None:
-        for member in membership.current:
-            if member.id not in self._asked and (at_once or now >= self._next.get(member.id, 0.0)):
-                self._asked.add(member.id)
-                self._cluster.fetch(member.id, 0.0 if at_once else POLL_S)
+    def poll(self, membership: Membership, now: float) -> None:
+        for member in [*membership.current, *membership.in_state(MemberState.STANDBY)]:
+            if not self._asked[member.id] and now >= self._next.get(member.id, now):
+                self._fetch(member.id, POLL_S)
+        if self._line.lacks(self._expected):
+            self._fill(membership.current, now)
+
+    def hear(self, ids: list[str]) -> None:
+        """Ask at once for what there is, behind a poll that may be under way; `heard` once it is here."""
+        for id in ids:
+            self._fetch(id, 0.0)
+
+    def heard(self, ids: list[str]) -> bool:
+        return not any(self._asked[id] for id in ids)
+
+    def expect(self, step: int) -> None:
+        """Some member completed `step`."""
+        self._expected = max(self._expected, step)
+
+    def pass_over(self, step: int) -> None:
+        """All who computed the missing steps died before they told: better a gap, named, than no log."""
+        while self._line.lacks(step):
+            first, last = self._line.pass_over(step)
+            self._journal.event(
+                EventKind.DEGRADED,
+                f"steps {first} to {last} are completed, but the workers that could tell of them are lost: "
+                "they are missing in the step log",
+            )
+            self._take_steps([])
+
+    def go_on(self, position: Position, generation: int) -> bool:
+        """The next generation begins at `position`. Whether that takes the line back: what this and older
+        generations told of beyond it is void, and is done again."""
+        self._expected = position.step
+        if self._line.newest <= position.step:
+            return False
+        self._line.rewind(position.step, generation)
+        self._evaluations.truncate(position.step)
+        return True
 
     def forget(self, id: str) -> None:
         """The worker is gone; whatever it was asked will not come."""
-        for of_workers in (self._asked, self._filling):
-            of_workers.discard(id)
+        self._asked.pop(id, None)
         self._next.pop(id, None)
+        self._filling.pop(id, None)
+        self._without.pop(id, None)
         self.progress.pop(id, None)
 
     def fetched(self, signal: Fetched, member: Member | None, now: float) -> None:
-        self._asked.discard(signal.id)
-        narrates = member is not None and member.rank == 0
-        self._next[signal.id] = now + (NARRATOR_PERIOD_S if narrates else OTHERS_PERIOD_S)
+        if member is None:
+            return  # it was given up; its generation's reports are not wanted any more
+        self._asked[signal.id] -= 1
+        self._next[signal.id] = now + (NARRATOR_PERIOD_S if member.rank == 0 else OTHERS_PERIOD_S)
         if signal.reports is None:
             return
         self.progress[signal.id] = Progress(signal.reports.position, signal.reports.phase)
-        steps = [item for item in signal.reports.items if isinstance(item, StepRecord)]
-        self._take_steps(steps)
+        self._take_steps([item for item in signal.reports.items if isinstance(item, StepRecord)])
         for item in signal.reports.items:
             self._take(item, signal.id)
-        if self._line.lacks(0):
-            self.fill(signal.id)
 
-    def fill(self, id: str) -> None:
-        """Ask a member for all steps that the line lacks."""
-        if id not in self._filling:
-            self._filling.add(id)
-            self._cluster.steps_after(id, self._line.last_step)
-
-    def steps_fetched(self, signal: StepsFetched) -> None:
-        self._filling.discard(signal.id)
+    def steps_fetched(self, signal: StepsFetched, member: Member | None) -> None:
+        after = self._filling.pop(signal.id, None)
+        if member is None or after is None or signal.records is None:
+            return
         self._take_steps(list(signal.records))
+        if self._line.last_step == after:
+            self._without[signal.id] = after
+
+    def _fetch(self, id: str, wait_s: float) -> None:
+        self._asked[id] += 1
+        self._cluster.fetch(id, wait_s)
+
+    def _fill(self, members: list[Member], now: float) -> None:
+        """Ask every member for the steps that the line lacks: which of them has them is not known."""
+        last = self._line.last_step
+        if self._line.lacks(0) and all(self._without.get(member.id) == last for member in members):
+            self.pass_over(0)
+        if now < self._next_fill:
+            return
+        self._next_fill = now + NARRATOR_PERIOD_S
+        for member in members:
+            if member.id not in self._filling:
+                self._filling[member.id] = last
+                self._cluster.steps_after(member.id, last)
 
     def _take_steps(self, records: list[StepRecord]) -> None:
         written = self._line.offer(records)
         self._journal.steps(written)
+        self._saves.reached(self._line.last_step)
         for record in written:
             if record.skipped:
                 self._journal.event(
@@ -100,10 +157,10 @@ class Intake:
                 pass
 
     def _compare(self, said: StateDigest, id: str) -> None:
-        of_step = self._digests.setdefault(said.step, {})
+        of_step = self._digests.setdefault((said.generation, said.step), {})
         of_step[id] = said.digest
         if len(set(of_step.values())) > 1 and not self.drift:
             parts = ", ".join(f"{worker}: {digest[:12]}" for worker, digest in sorted(of_step.items()))
             self.drift = f"the members' states differ after step {said.step} ({parts})"
-        for step in sorted(self._digests)[:-8]:
-            del self._digests[step]
+        for key in sorted(self._digests)[:-KEPT_DIGESTS]:
+            del self._digests[key]

@@ -9,18 +9,10 @@ from dataclasses import dataclass, replace
 from worldline.control.membership import Membership, MemberState
 from worldline.events import Event, EventKind, StepRecord
 from worldline.tracking.console import Console
+from worldline.tracking.incidents import INCIDENT_KINDS
 from worldline.tracking.log import EventLog
 from worldline.tracking.status import RunState, Status, StatusWriter, WorkerStatus
 from worldline.world import Position
-
-INCIDENTS = {
-    EventKind.WORKER_LOST,
-    EventKind.COLLECTIVE_FAILED,
-    EventKind.TASK_ERROR,
-    EventKind.NONFINITE,
-    EventKind.CHECKPOINT_FAILED,
-    EventKind.WORKER_START_FAILED,
-}
 
 
 @dataclass
@@ -32,7 +24,10 @@ class Progress:
 
 
 class Journal:
-    """Keeps the run's status and passes it on; `event` is durable, `steps` and `refresh` are cheap."""
+    """Keeps the run's status and passes it on; `event` is durable, `steps` and `refresh` are cheap.
+
+    After `mute` only the console hears: another driver has the run, and its files are no longer ours.
+    """
 
     def __init__(self, status: Status, events: EventLog, writer: StatusWriter, console: Console) -> None:
         self._status = status
@@ -42,6 +37,10 @@ class Journal:
         self._began = time.monotonic()
         self._productive_s = 0.0
         self._lr: float | None = None
+        self._muted = False
+
+    def mute(self) -> None:
+        self._muted = True
 
     @property
     def status(self) -> Status:
@@ -71,14 +70,15 @@ class Journal:
             reason=reason,
             seconds=seconds,
         )
-        self._events.append([event])
+        if not self._muted:
+            self._events.append([event])
         self._console.event(event)
-        self._status = replace(status, world=after, incidents=status.incidents + (kind in INCIDENTS))
+        self._status = replace(status, world=after, incidents=status.incidents + (kind in INCIDENT_KINDS))
 
     def state(self, state: RunState, reason: str = "") -> None:
         if (state, reason) != (self._status.state, self._status.reason):
             self._status = replace(self._status, state=state, reason=reason)
-            self._writer.write(self._status, now=True)
+            self._write(now=True)
             self._console.update(self._status, self._lr)
 
     def generation(self, generation: int) -> None:
@@ -123,14 +123,18 @@ class Journal:
         )
         standbys = len(membership.in_state(MemberState.STANDBY))
         self._status = replace(self._status, workers=workers, standbys=standbys)
-        self._writer.write(self._status, now=now)
+        self._write(now=now)
         self._console.update(self._status, self._lr)
 
     def close(self, state: RunState, reason: str, summary: str) -> None:
         self._status = replace(self._status, state=state, reason=reason, workers=(), world=0, standbys=0)
-        self._writer.write(self._status, now=True)
+        self._write(now=True)
         self._writer.close()
         self._console.close(summary)
+
+    def _write(self, *, now: bool) -> None:
+        if not self._muted:
+            self._writer.write(self._status, now=now)
 
 
 def _step(progress: Progress | None) -> int:

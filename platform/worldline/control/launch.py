@@ -1,48 +1,43 @@
-"""Puts one attempt of a run together, drives it, and takes it apart again."""
+"""One attempt of a run, from taking the lease to the last word."""
 
 from __future__ import annotations
 
 import contextlib
-import signal
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
+from worldline.control import assemble
 from worldline.control.budget import Budget
-from worldline.control.cluster import Cluster, connect, node_address
-from worldline.control.controller import Conclusion, Controller, Parts
+from worldline.control.cluster import Cluster, connect
+from worldline.control.controller import Controller, Parts
+from worldline.control.ending import FINISHED, Conclusion
 from worldline.control.intake import Intake
+from worldline.control.interrupts import stop_on_signals
 from worldline.control.journal import Journal
 from worldline.control.lease import Lease
 from worldline.control.line import Line
-from worldline.control.planner import Limits
+from worldline.control.reference import Reference
 from worldline.control.restore import RestorePoint, restore_point
 from worldline.control.runs import keep_manifest, open_run
 from worldline.control.saves import Saves
-from worldline.control.signals import LeaseLost, Signals, StopRequested
-from worldline.data.feeder import start_feeder
-from worldline.data.manifest import DataError, Manifest
-from worldline.data.plan import Plan
-from worldline.data.scan import scan
-from worldline.data.transform import load_transform, transform_digest
+from worldline.control.signals import LeaseLost, Signals
+from worldline.control.survey import Data, survey
 from worldline.events import EventKind
 from worldline.job.faults import JobError
-from worldline.job.fingerprint import differences
 from worldline.job.load import extend_path, job_digest, load_task
-from worldline.job.spec import DatasetSpec, Job
+from worldline.job.spec import Job
 from worldline.storage import Storage, open_storage
 from worldline.tracking.console import Console
 from worldline.tracking.log import EVALUATIONS, EVENTS, STEPS, EvaluationLog, EventLog, StepLog
-from worldline.tracking.mlflow import MlflowDelivery, embedded_uri
-from worldline.tracking.status import RunState, Status, StatusWriter
-from worldline.worker.orders import Hello, Setup
-from worldline.worker.plans import training_plan, validation_plan
+from worldline.tracking.mlflow import FinalStatus, MlflowDelivery
+from worldline.tracking.status import RunState, StatusWriter
 
 TRACKER_S = 60.0
-STOPPED, INTERRUPTED = 75, 130
+COMMIT_S = 10.0
+
+_EVENTS = {RunState.FINISHED: EventKind.FINISHED, RunState.FAILED: EventKind.FAILED}
+_TRACKED: dict[RunState, FinalStatus] = {RunState.FINISHED: "FINISHED", RunState.FAILED: "FAILED"}
 
 
 @dataclass(frozen=True)
@@ -56,17 +51,6 @@ class Result:
     folder: Path
 
 
-@dataclass(frozen=True)
-class Data:
-    """The data sets as the controller knows them."""
-
-    manifest: Manifest
-    transform_digest: str
-    validation_manifest: Manifest | None
-    validation_transform_digest: str
-    plan: Plan
-
-
 def launch(job: Job, storage_url: str, search: Sequence[Path], console: Console) -> Result:
     """Run `job` until its line is finished or the attempt ends otherwise; continues the run of its name.
 
@@ -77,8 +61,6 @@ def launch(job: Job, storage_url: str, search: Sequence[Path], console: Console)
     load_task(job.task, search)
     storage = open_storage(storage_url).child(job.name)
     data = survey(job)
-    last_step = job.steps or (job.epochs or 0) * data.plan.steps_per_epoch
-    folder = Path(storage.url)
     lease = Lease.acquire(storage, notify=lambda text: None)
     try:
         open_run(storage, job)
@@ -86,85 +68,58 @@ def launch(job: Job, storage_url: str, search: Sequence[Path], console: Console)
         if data.validation_manifest is not None:
             keep_manifest(storage, "data/validation.json", data.validation_manifest, "data.validation")
         storage.clear_stale()
-        attempt = _Attempt(job, storage, folder, search, data, last_step, lease, console)
-        with contextlib.closing(attempt):
+        with contextlib.closing(_Attempt(job, storage, search, data, lease, console)) as attempt:
             return attempt.run()
     finally:
         lease.release()
 
 
-def survey(job: Job) -> Data:
-    """Look at the data sets and make the plan. Raises JobError at the setting to change."""
-    try:
-        manifest = scan(job.data.train.path, job.data.train.columns)
-        digest = _transform_digest(job.data.train)
-        plan = training_plan(job, manifest, digest)
-    except DataError as error:
-        raise JobError([f"data.train: {error}"]) from error
-    validation, validation_digest = None, ""
-    if job.data.validation is not None:
-        try:
-            validation = scan(job.data.validation.path, job.data.validation.columns)
-            validation_digest = _transform_digest(job.data.validation)
-            validation_plan(job, validation, validation_digest)
-        except DataError as error:
-            raise JobError([f"data.validation: {error}"]) from error
-    return Data(manifest, digest, validation, validation_digest, plan)
-
-
-def _transform_digest(dataset: DatasetSpec) -> str:
-    return transform_digest(load_transform(dataset.transform)) if dataset.transform else ""
-
-
 class _Attempt:
-    """One driver's life: logs, Ray, workers, controller, tracker. `close` leaves nothing behind."""
+    """One driver's life: logs, tracker, Ray, workers, controller. `close` leaves nothing behind."""
 
     def __init__(
         self,
         job: Job,
         storage: Storage,
-        folder: Path,
         search: Sequence[Path],
         data: Data,
-        last_step: int,
         lease: Lease,
         console: Console,
     ) -> None:
         self._job = job
         self._storage = storage
-        self._folder = folder
+        self._folder = folder = Path(storage.url)
         self._search = search
         self._data = data
-        self._last_step = last_step
+        self._last_step = job.steps or (job.epochs or 0) * data.plan.steps_per_epoch
         self._lease = lease
+        self._lease_lost = False
         self._signals = Signals()
         self._steps = StepLog(folder / STEPS)
         self._evaluations = EvaluationLog(folder / EVALUATIONS)
         self._events = EventLog(folder / EVENTS)
-        self._journal = Journal(self._first_status(), self._events, StatusWriter(folder), console)
-        self._reference: dict[str, str] | None = None
-        self._first_point: RestorePoint | None = None
+        status = assemble.first_status(job, lease.attempt, self._last_step, storage.url)
+        self._journal = Journal(status, self._events, StatusWriter(folder), console)
         self._saves: Saves | None = None
 
     def run(self) -> Result:
         """Drive the attempt; the result is on disk, in the tracker and on the console when this returns."""
-        lease = self._lease
-        lease.start(lambda reason: self._signals.post(LeaseLost(reason)))
-        self._journal.event(EventKind.ATTEMPT_STARTED, f"attempt {lease.attempt}")
+        self._lease.start(self._lose_lease)
+        self._journal.event(EventKind.ATTEMPT_STARTED, f"attempt {self._lease.attempt}")
         point = self._find_point()
-        self._first_point = point
-        self._steps.truncate(point.position.step)
-        self._evaluations.truncate(point.position.step)
-        self._journal.rewound(point.position.step)
+        self._continue_logs(point)
         if point.position.step >= self._last_step:
-            return self._end(Conclusion(RunState.FINISHED, "all steps were completed before", 0), None)
-        tracker = self._start_tracker()
+            return self._end(Conclusion(RunState.FINISHED, "all steps were completed before", FINISHED), None)
+        tracker = assemble.tracker(self._job, self._folder, self._lease.attempt, self._last_step)
         try:
             conclusion = self._drive(point)
-        except BaseException:
+        except BaseException as error:
             if tracker is not None:
                 tracker.kill()
-            self._journal.close(RunState.FAILED, "the driver failed", "failed: the driver itself raised")
+            state, what = RunState.FAILED, f"the driver itself failed: {type(error).__name__}: {error}"
+            if isinstance(error, KeyboardInterrupt):
+                state, what = RunState.STOPPED, "interrupted a second time, before all was saved"
+            self._journal.close(state, what, f"{state.lower()}: {what}")
             raise
         return self._end(conclusion, tracker)
 
@@ -172,32 +127,48 @@ class _Attempt:
         import ray
 
         if self._saves is not None:
-            self._saves.close(timeout_s=10)
+            self._saves.close(COMMIT_S)
         for log in (self._steps, self._evaluations, self._events):
             log.close()
         if ray.is_initialized():
             ray.shutdown()
 
+    def _lose_lease(self, reason: str) -> None:
+        self._lease_lost = True
+        self._signals.post(LeaseLost(reason))
+
+    def _continue_logs(self, point: RestorePoint) -> None:
+        missing = self._steps.truncate(point.position.step)
+        self._evaluations.truncate(point.position.step)
+        self._journal.rewound(point.position.step)
+        if missing:
+            self._journal.event(
+                EventKind.DEGRADED,
+                f"the step log lacks the last {missing} steps before {point.key}, which is whole",
+            )
+
     def _drive(self, point: RestorePoint) -> Conclusion:
         job = self._job
-        uses_ray_data = job.data.pipeline == "ray" or (
-            job.data.pipeline == "auto" and job.data.train.transform is not None
+        connect(assemble.logical_cpus(job), lambda text: self._journal.event(EventKind.DEGRADED, text))
+        first_step = point.position.step + 1
+        store = assemble.rendezvous_store()
+        setup = assemble.worker_setup(
+            job,
+            self._data,
+            self._search,
+            storage_url=self._storage.url,
+            feeder=assemble.feeder(job, self._data, self._search, first_step, self._last_step),
+            store_port=store.port,
+            attempt=self._lease.attempt,
+            last_step=self._last_step,
         )
-        workers = job.world.max + job.world.standby
-        connect(
-            workers * job.world.cpus_per_worker + (job.data.cpus if uses_ray_data else 0),
-            lambda text: self._journal.event(EventKind.DEGRADED, text),
-        )
-        feeder = self._start_feeder(point) if uses_ray_data else None
-        store = _rendezvous_store()
-        cluster = Cluster(
-            self._setup(feeder, store.port),
-            job.world.cpus_per_worker,
-            job.world.gpus_per_worker,
-            self._signals.post,
+        cluster = Cluster(setup, job.world.cpus_per_worker, job.world.gpus_per_worker, self._signals.post)
+        reference = Reference(
+            point.manifest.numeric_fingerprint if point.manifest else None, strict=job.mode == "bitwise"
         )
         line = Line(self._steps)
-        self._saves = saves = self._make_saves(point)
+        self._saves = saves = self._make_saves(point, reference)
+        found = [point]  # of use once; later, after all workers died, what is newest then
         controller = Controller(
             Parts(
                 cluster=cluster,
@@ -206,204 +177,60 @@ class _Attempt:
                 saves=saves,
                 intake=Intake(cluster, line, saves, self._evaluations, self._journal),
                 journal=self._journal,
-                limits=Limits(
-                    min=job.world.min,
-                    max=job.world.max,
-                    standby=job.world.standby,
-                    num_shards=job.batch.logical_shards,
-                    start_s=job.failure.start_timeout_s,
+                limits=assemble.limits(job),
+                restore=lambda: found.pop() if found else self._find_point(),
+                refuse=reference.refuse,
+                budget=Budget(
+                    job.failure.task_errors, job.failure.no_progress, last_step=point.position.step
                 ),
-                restore=self._restore,
-                refuse=self._refuse,
-                budget=Budget(job.failure.task_errors, job.failure.no_progress),
             )
         )
-        with _stop_on_signals(self._signals.post):
+        with stop_on_signals(self._signals.post):
             return controller.run()
 
-    def _setup(self, feeder: Any, port: int) -> Setup:
-        validation = self._data.validation_manifest
-        return Setup(
-            job=self._job.model_dump(mode="json", by_alias=True),
-            search=tuple(map(str, self._search)),
-            storage=self._storage.url,
-            manifest=self._data.manifest.to_json(),
-            validation_manifest=validation.to_json() if validation else None,
-            transform_digest=self._data.transform_digest,
-            validation_transform_digest=self._data.validation_transform_digest,
-            feeder=feeder,
-            store_host=node_address(),
-            store_port=port,
-            attempt=self._lease.attempt,
-            last_step=self._last_step,
-        )
-
-    def _start_feeder(self, point: RestorePoint) -> Any:
-        return start_feeder(
-            self._data.plan,
-            self._job.data.train.columns,
-            first_step=point.position.step + 1,
-            last_step=self._last_step,
-            cpus=self._job.data.cpus,
-            import_paths=[str(folder) for folder in self._search],
-        )
-
-    def _make_saves(self, point: RestorePoint) -> Saves:
+    def _make_saves(self, point: RestorePoint, reference: Reference) -> Saves:
         saves = Saves(
             self._storage,
             keep=self._job.checkpoint.keep,
             job_digest=job_digest(self._job),
             plan_fingerprint=self._data.plan.fingerprint,
+            numeric_fingerprint=reference.fingerprint,
             attempt=self._lease.attempt,
             post=self._signals.post,
             before_commit=self._steps.sync,
             may_write=self._lease.renew,
             warn=lambda text: None,
         )
-        saves.committed = point.position.step if point.key else -1
+        saves.rewind(point.position.step, durable=point.key is not None)
         return saves
 
     def _find_point(self) -> RestorePoint:
-        return restore_point(
+        point = restore_point(
             self._storage, lambda text: self._journal.event(EventKind.CHECKPOINT_PASSED_OVER, text)
         )
-
-    def _restore(self) -> RestorePoint:
-        """The point found at the start; later, after all workers died, what is newest then."""
-        point, self._first_point = self._first_point, None
-        point = point or self._find_point()
         if point.manifest is not None and point.manifest.plan_fingerprint != self._data.plan.fingerprint:
             raise JobError([f"data: {point.key} belongs to another sample plan than the job's"])
         return point
 
-    def _refuse(self, hello: Hello) -> str:
-        """Numbers must not change with who computes them: compare with the checkpoint or the first worker."""
-        if self._reference is None:
-            manifest = self._first_point.manifest if self._first_point else None
-            stored = manifest.numeric_fingerprint if manifest else None
-            self._reference = dict(stored or hello.numeric_fingerprint)
-            if self._saves is not None:
-                self._saves.numeric_fingerprint = self._reference
-        found = differences(hello.numeric_fingerprint, self._reference)
-        if not found or self._job.mode != "bitwise":
-            return ""
-        return (
-            f"node {hello.ip} would compute other bits than the run ({'; '.join(found)}); "
-            "use nodes of one kind, or mode: same_batches"
-        )
-
-    def _start_tracker(self) -> MlflowDelivery | None:
-        job = self._job
-        if not job.tracking.enabled:
-            return None
-        root = self._folder.parent
-        return MlflowDelivery.start(
-            self._folder,
-            job.tracking.uri or embedded_uri(root),
-            job.tracking.experiment,
-            job.name,
-            params={
-                "task": job.task.class_,
-                "logical_shards": job.batch.logical_shards,
-                "rows_per_shard": job.batch.rows_per_shard,
-                "accumulate": job.batch.accumulate,
-                "global_batch_rows": job.batch.global_rows,
-                "seed": job.seed,
-                "precision": job.precision,
-                "mode": job.mode,
-                "job_digest": job_digest(job),
-            },
-            tags={
-                "attempt": self._lease.attempt,
-                "world.min": job.world.min,
-                "world.max": job.world.max,
-                "steps": self._last_step,
-            },
-        )
-
     def _end(self, conclusion: Conclusion, tracker: MlflowDelivery | None) -> Result:
-        kind = {
-            RunState.FINISHED: EventKind.FINISHED,
-            RunState.FAILED: EventKind.FAILED,
-        }.get(conclusion.state, EventKind.STOPPED)
         if self._saves is not None:
-            self._saves.close(timeout_s=10)
-        self._journal.event(kind, conclusion.reason, world=0)
+            self._saves.close(COMMIT_S)
+        if self._lease_lost:
+            self._journal.mute()
+        self._journal.event(_EVENTS.get(conclusion.state, EventKind.STOPPED), conclusion.reason, world=0)
         shortfall = None
-        if tracker is not None:
-            status = {RunState.FINISHED: "FINISHED", RunState.FAILED: "FAILED"}.get(
-                conclusion.state, "KILLED"
-            )
+        if tracker is not None and self._lease_lost:
+            tracker.kill()  # the tracker's run, too, is the other driver's now
+        elif tracker is not None:
             self._steps.sync()
-            shortfall = tracker.finish(status, TRACKER_S)  # type: ignore[arg-type]
+            shortfall = tracker.finish(_TRACKED.get(conclusion.state, "KILLED"), TRACKER_S)
             self._journal.tracker_run(tracker.run_id)
-        status_now = self._journal.status
+        status = self._journal.status
         summary = (
-            f"{conclusion.state.lower()} at step {status_now.step} of {self._last_step}"
+            f"{conclusion.state.lower()} at step {status.step} of {self._last_step}"
             + (f": {conclusion.reason}" if conclusion.reason else "")
-            + f"; {status_now.incidents} incidents; {self._folder}"
+            + f"; {status.incidents} incidents; {self._folder}"
             + (f"\n{shortfall}" if shortfall else "")
         )
         self._journal.close(conclusion.state, conclusion.reason, summary)
-        return Result(
-            conclusion.state, conclusion.reason, conclusion.exit_code, status_now.step, self._folder
-        )
-
-    def _first_status(self) -> Status:
-        return Status(
-            run=self._job.name,
-            state=RunState.STARTING,
-            reason="",
-            step=0,
-            steps=self._last_step,
-            epoch=0,
-            attempt=self._lease.attempt,
-            generation=0,
-            world=0,
-            min=self._job.world.min,
-            max=self._job.world.max,
-            workers=(),
-            standbys=0,
-            loss=None,
-            rows_per_s=None,
-            goodput=None,
-            incidents=0,
-            mlflow_run_id=None,
-            storage=self._storage.url,
-        )
-
-
-def _rendezvous_store() -> Any:
-    """The TCP store in this process where the members of each generation meet."""
-    import torch.distributed as dist
-
-    return dist.TCPStore(  # type: ignore[attr-defined]
-        "0.0.0.0", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30)
-    )
-
-
-@contextlib.contextmanager
-def _stop_on_signals(post: Callable[[StopRequested], None]) -> Iterator[None]:
-    """SIGTERM and Ctrl-C end the run in order; a second Ctrl-C interrupts that.
-
-    Installed after Ray's own, which it replaces; only the main thread may.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def terminate(*_: object) -> None:
-        post(StopRequested("SIGTERM", STOPPED))
-
-    def interrupt(*_: object) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        post(StopRequested("interrupted", INTERRUPTED))
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    signal.signal(signal.SIGTERM, terminate)
-    signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        return Result(conclusion.state, conclusion.reason, conclusion.exit_code, status.step, self._folder)

@@ -13,13 +13,14 @@ class Line:
 
     Records may come from several workers, more than once and, around a change of the world, with a gap: the
     rank that told of the steps died with some untold. Those behind the gap are kept until any member fills
-    it.
+    it. After `rewind`, what older generations did beyond that step is refused.
     """
 
     def __init__(self, log: StepLog) -> None:
         self._log = log
         self._early: dict[int, StepRecord] = {}
-        self.newest: StepRecord | None = None
+        self._rewound_to = 0
+        self._refused = 0
 
     @property
     def last_step(self) -> int:
@@ -28,7 +29,8 @@ class Line:
     def offer(self, records: Iterable[StepRecord]) -> list[StepRecord]:
         """Write what follows the last step; returns what was written."""
         for record in records:
-            if record.step > self.last_step:
+            old = record.step > self._rewound_to and record.generation <= self._refused
+            if record.step > self.last_step and not old:
                 self._early.setdefault(record.step, record)
         ready = []
         step = self.last_step + 1
@@ -37,14 +39,26 @@ class Line:
             step += 1
         if ready:
             self._log.append(ready)
-            self.newest = ready[-1]
         return ready
+
+    @property
+    def newest(self) -> int:
+        """The newest step reported, there or kept."""
+        return max([self.last_step, *self._early])
 
     def lacks(self, step: int) -> bool:
         """Whether a step up to `step` has not been reported yet, or one before those that were."""
-        return self.last_step < max([step, *self._early])
+        return self.last_step < max(step, self.newest)
 
-    def rewind(self, step: int) -> None:
-        """The line goes on after `step`: later steps are done again."""
-        self._early.clear()
-        self._log.truncate(step)
+    def rewind(self, step: int, generation: int) -> None:
+        """The line goes on after `step`: what was done later, up to this generation, is done again."""
+        self._early = {s: record for s, record in self._early.items() if s <= step}
+        self._rewound_to, self._refused = step, generation
+        if self.last_step > step:
+            self._log.truncate(step)
+
+    def pass_over(self, step: int) -> tuple[int, int]:
+        """Give up the gap before the steps that are kept or, if none are, up to `step`. Returns its ends."""
+        gap = self.last_step + 1, min(self._early, default=step + 1) - 1
+        self._log.truncate(gap[1])
+        return gap

@@ -19,6 +19,8 @@ from enum import StrEnum
 from worldline.worker.orders import EndKind, GenerationEnd, Hello
 from worldline.world import Position
 
+START = Position(0)
+
 
 class MemberState(StrEnum):
     REQUESTED = "requested"
@@ -28,9 +30,10 @@ class MemberState(StrEnum):
 
 @dataclass(frozen=True)
 class Member:
-    """One worker. since: when it came into its state. rank, end, asked: of the current generation.
+    """One worker. since: when it came into its state. The rest is of the current generation.
 
-    end: how the generation ended for it, None while it trains. asked: when it was told to abandon it.
+    end: how the generation ended for it, None while it trains. asked: when it was told to abandon it. heard:
+    when its process last answered anything after that.
     """
 
     id: str
@@ -40,6 +43,7 @@ class Member:
     rank: int = -1
     end: GenerationEnd | None = None
     asked: float | None = None
+    heard: float | None = None
 
     @property
     def training(self) -> bool:
@@ -55,14 +59,16 @@ class Member:
 class Membership:
     """All workers that are not out, and what befell the current generation.
 
-    generation: 0 before the first. trouble: why the current generation cannot go on, empty while it can.
-    halting: its members were told to stop at a step border.
+    generation: 0 before the first. position: where it began. trouble: why it cannot go on, empty while it
+    can. lost: how many of its members are out. halting: since when its members are told to stop at a border.
     """
 
     members: Mapping[str, Member] = field(default_factory=dict)
     generation: int = 0
+    position: Position = START
     trouble: str = ""
-    halting: bool = False
+    lost: int = 0
+    halting: float | None = None
 
     def in_state(self, state: MemberState) -> list[Member]:
         """In the order of their coming, members by rank."""
@@ -87,14 +93,19 @@ class Membership:
             return self
         return self._with(replace(member, state=MemberState.STANDBY, since=now, hello=hello))
 
-    def lost(self, id: str, reason: str) -> Membership:
+    def out(self, id: str, reason: str) -> Membership:
         """It died, failed to start or did not answer. Training without it is over, if it was a member."""
         member = self.members.get(id)
         if member is None:
             return self
         rest = {key: m for key, m in self.members.items() if key != id}
         hurt = member.training and not self.trouble
-        return replace(self, members=rest, trouble=f"rank {member.rank} {reason}" if hurt else self.trouble)
+        return replace(
+            self,
+            members=rest,
+            trouble=f"rank {member.rank} {reason}" if hurt else self.trouble,
+            lost=self.lost + (member.state is MemberState.MEMBER),
+        )
 
     def ended(self, id: str, end: GenerationEnd) -> Membership:
         member = self.members.get(id)
@@ -104,30 +115,38 @@ class Membership:
         trouble = self.trouble if orderly or self.trouble else f"rank {member.rank}: {end.reason}"
         return replace(self._with(replace(member, end=end)), trouble=trouble)
 
-    def asked_to_abandon(self, ids: Sequence[str], now: float) -> Membership:
+    def asked_to_abandon(self, ids: Sequence[str], reason: str, now: float) -> Membership:
         asked = {id: replace(self.members[id], asked=now) for id in ids}
-        return replace(self, members={**self.members, **asked})
+        return replace(self, members={**self.members, **asked}, trouble=self.trouble or reason)
 
-    def asked_to_halt(self) -> Membership:
-        return replace(self, halting=True)
+    def heard(self, id: str, now: float) -> Membership:
+        """Its process answered something. Of interest only while its own answer is awaited."""
+        member = self.members.get(id)
+        if member is None or not member.training or member.asked is None:
+            return self
+        return self._with(replace(member, heard=now))
 
-    def formed(self, ids: Sequence[str], now: float) -> Membership:
+    def asked_to_halt(self, now: float) -> Membership:
+        return replace(self, halting=now)
+
+    def formed(self, ids: Sequence[str], position: Position, now: float) -> Membership:
         """The next generation, with `ids` as ranks 0, 1, ...; a member left out becomes a standby again."""
         for member in self.current:
             if member.training:
                 raise ValueError(f"worker {member.id} still trains in generation {self.generation}")
+        ranks = {id: rank for rank, id in enumerate(ids)}
         members = {}
         for id, member in self.members.items():
-            if id in ids:
+            if id in ranks:
                 if member.state is MemberState.REQUESTED:
                     raise ValueError(f"worker {id} is not ready")
                 since = member.since if member.state is MemberState.MEMBER else now
-                members[id] = Member(id, MemberState.MEMBER, since, member.hello, list(ids).index(id))
+                members[id] = Member(id, MemberState.MEMBER, since, member.hello, ranks[id])
             elif member.state is MemberState.MEMBER:
                 members[id] = Member(id, MemberState.STANDBY, now, member.hello)
             else:
                 members[id] = member
-        return Membership(members, self.generation + 1)
+        return Membership(members, self.generation + 1, position)
 
     def _with(self, member: Member) -> Membership:
         return replace(self, members={**self.members, member.id: member})

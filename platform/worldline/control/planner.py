@@ -9,14 +9,16 @@ from worldline.control.membership import Member, Membership, MemberState
 from worldline.worker.orders import EndKind, GenerationOrder
 from worldline.world import Position, assign
 
+NOWHERE = Position(-1)
+
 
 @dataclass(frozen=True)
 class Limits:
     """min, max, standby: of the world. Times are seconds.
 
-    answer_s: how long a member may take to say how its generation ended once it is told to abandon it.
-    gather_s: how long ready workers wait for others, so that they start or join together.
-    start_s: how long the world may stay below min.
+    start_s: how long the world may stay below min. timeout_s: the longest a worker computes without looking
+    up. answer_s: how long a process may be silent once it was told to abandon its generation. gather_s: how
+    long ready workers wait for others, so that they start or join together.
     """
 
     min: int
@@ -24,6 +26,7 @@ class Limits:
     standby: int
     num_shards: int
     start_s: float
+    timeout_s: float
     answer_s: float = 5.0
     gather_s: float = 3.0
 
@@ -45,6 +48,7 @@ class Abandon:
     """The generation is broken: these members must say where they are."""
 
     ids: tuple[str, ...]
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -96,38 +100,60 @@ def missing(membership: Membership, limits: Limits) -> int:
 
 
 def decide(
-    membership: Membership, limits: Limits, *, stopping: bool, below_min_since: float, now: float
+    membership: Membership,
+    limits: Limits,
+    *,
+    stopping: bool,
+    durable: int,
+    below_min_since: float,
+    now: float,
 ) -> Decision:
-    """The one next thing to do. below_min_since: since when there have been fewer than min ready workers."""
+    """The one next thing to do.
+
+    durable: step of the newest checkpoint, -1 if there is none. below_min_since: since when there have been
+    fewer than min ready workers.
+    """
     training = membership.training
     if training and membership.trouble:
-        return _collect(training, limits, now)
+        return _collect(membership, training, limits, now)
     if training:
         return _tend(membership, training, limits, stopping, now)
     if stopping or any(m.end is not None and m.end.kind is EndKind.FINISHED for m in membership.current):
         return Over()
-    return _form(membership, limits, below_min_since, now)
+    return _form(membership, limits, durable, below_min_since, now)
 
 
-def _collect(training: list[Member], limits: Limits, now: float) -> Decision:
-    """Have every member say where it is; who does not is out."""
+def _collect(membership: Membership, training: list[Member], limits: Limits, now: float) -> Decision:
+    """Have every member say where it is; who does not is out.
+
+    A process that is silent is given up soon. One that answers is only busy, and has until it must look up.
+    """
     unasked = tuple(m.id for m in training if m.asked is None)
     if unasked:
-        return Abandon(unasked)
-    deadlines = {m.id: (m.asked or now) + limits.answer_s for m in training}
-    overdue = tuple(id for id, deadline in deadlines.items() if now >= deadline)
-    if overdue:
-        return Expel(overdue, f"did not say within {limits.answer_s:g} s where it is")
-    return Proceed(min(deadlines.values()))
+        return Abandon(unasked, membership.trouble)
+    silent_at = {m.id: max(m.asked or now, m.heard or m.asked or now) + limits.answer_s for m in training}
+    busy_until = {m.id: (m.asked or now) + max(limits.timeout_s, limits.answer_s) for m in training}
+    for deadlines, reason in (
+        (silent_at, f"did not answer for {limits.answer_s:g} s"),
+        (busy_until, f"did not say within {limits.timeout_s:g} s where it is"),
+    ):
+        overdue = tuple(id for id, deadline in deadlines.items() if now >= deadline)
+        if overdue:
+            return Expel(overdue, reason)
+    return Proceed(min(*silent_at.values(), *busy_until.values()))
 
 
 def _tend(
     membership: Membership, training: list[Member], limits: Limits, stopping: bool, now: float
 ) -> Decision:
     """A healthy generation: halt it to stop, or to let standbys in."""
-    if membership.halting:
-        return Proceed()
     ids = tuple(m.id for m in training)
+    if membership.halting is not None:
+        # The way to the next border is at most a step and an evaluation.
+        until = membership.halting + 2 * limits.timeout_s
+        if now < until:
+            return Proceed(until)
+        return Abandon(ids, f"no step border came within {2 * limits.timeout_s:g} s")
     if stopping:
         return Halt(ids)
     standbys = membership.in_state(MemberState.STANDBY)
@@ -137,7 +163,9 @@ def _tend(
     return Halt(ids) if gathered is None else Proceed(gathered)
 
 
-def _form(membership: Membership, limits: Limits, below_min_since: float, now: float) -> Decision:
+def _form(
+    membership: Membership, limits: Limits, durable: int, below_min_since: float, now: float
+) -> Decision:
     ready = membership.current + membership.in_state(MemberState.STANDBY)
     if len(ready) < limits.min:
         pending = len(membership.in_state(MemberState.REQUESTED))
@@ -149,11 +177,18 @@ def _form(membership: Membership, limits: Limits, below_min_since: float, now: f
         gathered = _gathered(membership, limits, now)
         if gathered is not None:
             return Proceed(gathered)
-    # Who holds the most comes first, then the old ranks: the world changes as little as it can.
-    chosen = sorted(ready, key=lambda m: m.position is None)[: limits.max]
-    held = [m.position for m in chosen if m.position is not None]
-    truth = max(held, default=None)
-    sources = tuple(rank for rank, m in enumerate(chosen) if truth is not None and m.position == truth)
+
+    def held(member: Member) -> Position:
+        """A newcomer that did not get the state yet is at step 0, whole: a checkpoint is ahead of that."""
+        position = member.position
+        return NOWHERE if position is None or position.step < durable else position
+
+    # Who holds the most comes first, so that rank 0 holds the truth; then the old ranks.
+    chosen = sorted(ready, key=held, reverse=True)[: limits.max]
+    truth = held(chosen[0])
+    if truth == NOWHERE:
+        return Form(tuple(m.id for m in chosen), (), None)
+    sources = tuple(rank for rank, m in enumerate(chosen) if held(m) == truth)
     return Form(tuple(m.id for m in chosen), sources, truth)
 
 

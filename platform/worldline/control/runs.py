@@ -42,8 +42,8 @@ def open_run(storage: Storage, job: Job) -> dict[str, Any]:
 
 def identity_faults(stored: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
     return [
-        f"{key}: the run was begun with {stored.get(key, 'nothing')}, the job now says {ours.get(key, 'nothing')}; "
-        "put it back, or give the job another name"
+        f"{key}: the run was begun with {stored.get(key, 'nothing')}, "
+        f"the job now says {ours.get(key, 'nothing')}; put it back, or give the job another name"
         for key in sorted({*stored, *ours})
         if stored.get(key) != ours.get(key)
     ]

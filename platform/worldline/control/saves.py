@@ -5,12 +5,12 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from worldline.checkpoint.manifest import CheckpointError, CheckpointManifest
 from worldline.checkpoint.save import commit, prune
 from worldline.control.signals import Post, SaveEnded
-from worldline.storage import Storage, StorageError
+from worldline.storage import Storage
 from worldline.worker.orders import CheckpointPart
 
 Key = tuple[int, int]
@@ -18,11 +18,13 @@ Key = tuple[int, int]
 
 
 class Saves:
-    """Protocol: `offer` every part reported; when the last of a checkpoint is there it is committed in a
-    thread, and
-    SaveEnded tells how that went. `forget` the parts of a generation that broke before all were written.
+    """Protocol: `offer` every part reported. When the last of a checkpoint is there, and `reached` has told
+    that the step log holds its step, it is committed in a thread, and SaveEnded tells how that went. `forget`
+    a generation whose parts will not all come; what still comes of it is refused. `rewind` when the line goes
+    back to what is durable.
 
-    may_write: asked before each commit, whether this driver still has the run.
+    numeric_fingerprint: may be filled later, by the first worker. may_write: asked before each commit,
+    whether this driver still has the run.
     """
 
     def __init__(
@@ -32,6 +34,7 @@ class Saves:
         keep: int,
         job_digest: str,
         plan_fingerprint: str,
+        numeric_fingerprint: Mapping[str, str],
         attempt: int,
         post: Post,
         before_commit: Callable[[], None],
@@ -42,56 +45,86 @@ class Saves:
         self._keep = keep
         self._job_digest = job_digest
         self._plan_fingerprint = plan_fingerprint
+        self._numeric_fingerprint = numeric_fingerprint
         self._attempt = attempt
         self._post = post
         self._before_commit = before_commit
         self._may_write = may_write
         self._warn = warn
         self._parts: dict[Key, dict[int, CheckpointPart]] = {}
+        self._whole: dict[int, list[CheckpointPart]] = {}  # step -> parts that wait for the step log
+        self._reached = -1
+        self._forgotten = 0
         self._committing: set[int] = set()
-        self._complete: queue.SimpleQueue[list[CheckpointPart] | None] = queue.SimpleQueue()
-        self.numeric_fingerprint: dict[str, str] = {}
+        self._work: queue.SimpleQueue[list[CheckpointPart] | threading.Event | None] = queue.SimpleQueue()
         self.committed = -1
         """The newest step that is durable."""
         self._thread = threading.Thread(target=self._commit_all, name="commit", daemon=True)
         self._thread.start()
 
     def offer(self, part: CheckpointPart) -> None:
+        if part.generation <= self._forgotten:
+            return
         key = (part.generation, part.position.step)
         parts = self._parts.setdefault(key, {})
         parts[part.rank] = part
         if len(parts) == part.parts:
             del self._parts[key]
-            self._committing.add(part.position.step)
-            self._complete.put([parts[rank] for rank in range(part.parts)])
+            self._whole[part.position.step] = [parts[rank] for rank in range(part.parts)]
+            self._release()
+
+    def reached(self, step: int) -> None:
+        """The step log holds everything up to `step`."""
+        self._reached = step
+        self._release()
 
     def pending(self, step: int) -> bool:
         """Whether a checkpoint of `step` is being written or committed."""
-        return step in self._committing or any(key[1] == step for key in self._parts)
+        return step in self._committing or step in self._whole or any(key[1] == step for key in self._parts)
 
     def forget(self, generation: int) -> bool:
-        """Drop incomplete checkpoints up to this generation; whether there was one."""
+        """Give up incomplete checkpoints up to this generation; whether there was one."""
+        self._forgotten = max(self._forgotten, generation)
         stale = [key for key in self._parts if key[0] <= generation]
         for key in stale:
             del self._parts[key]
         return bool(stale)
 
+    def settle(self, timeout_s: float) -> bool:
+        """Wait for the commits under way; whether they ended in time."""
+        done = threading.Event()
+        self._work.put(done)
+        return done.wait(timeout_s)
+
+    def rewind(self, step: int, durable: bool) -> None:
+        """The line goes on after `step`, the newest checkpoint or, if that is not durable, the start."""
+        self._whole.clear()
+        self._reached = step
+        self.committed = step if durable else -1
+
     def close(self, timeout_s: float) -> None:
-        self._complete.put(None)
+        self._work.put(None)
         self._thread.join(timeout_s)
 
+    def _release(self) -> None:
+        for step in [step for step in self._whole if step <= self._reached]:
+            self._committing.add(step)
+            self._work.put(self._whole.pop(step))
+
     def _commit_all(self) -> None:
-        while (parts := self._complete.get()) is not None:
+        while (work := self._work.get()) is not None:
+            if isinstance(work, threading.Event):
+                work.set()
+                continue
             began = time.perf_counter()
-            step = parts[0].position.step
-            error = ""
+            step, error = work[0].position.step, ""
             try:
-                self._commit(parts)
+                self._commit(work)
                 self.committed = max(self.committed, step)
-            except (CheckpointError, StorageError) as failure:
-                error = str(failure)
+            except Exception as failure:  # whatever it was: the thread must commit the next
+                error = str(failure) or type(failure).__name__
             self._committing.discard(step)
-            written = max(part.seconds for part in parts)
+            written = max(part.seconds for part in work)
             self._post(SaveEnded(step, written + time.perf_counter() - began, error))
             if not error:
                 prune(self._storage, self._keep, self._warn)
@@ -117,7 +150,7 @@ class Saves:
                 generation=first.generation,
                 state_digest=first.state_digest,
                 plan_fingerprint=self._plan_fingerprint,
-                numeric_fingerprint=self.numeric_fingerprint,
+                numeric_fingerprint=dict(self._numeric_fingerprint),
                 job_digest=self._job_digest,
                 meta=first.meta,
                 files={info.file: info.entry for info in infos},

@@ -52,10 +52,10 @@ class Fetched:
 
 @dataclass(frozen=True)
 class StepsFetched:
-    """Step records asked for to fill a gap."""
+    """Step records asked for to fill a gap, or None if the worker could not give any."""
 
     id: str
-    records: tuple[StepRecord, ...]
+    records: tuple[StepRecord, ...] | None
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ class Disagreed(RuntimeError):
 
 
 def agree(group: Group | None, claims: Mapping[str, str]) -> None:
-    """Compare `claims` (name -> value) of all members.
+    """Compare `claims` (name -> value) of all members; each name among those who claim anything for it.
 
     Raises Disagreed on every rank alike, naming the first claim that differs and who says what.
     """
@@ -27,9 +27,10 @@ def agree(group: Group | None, claims: Mapping[str, str]) -> None:
 def first_difference(claims: Sequence[Mapping[str, str]]) -> str:
     """claims: one mapping a rank. Empty where all are equal."""
     for name in sorted({name for claim in claims for name in claim}):
-        said: dict[str | None, list[int]] = {}
+        said: dict[str, list[int]] = {}
         for rank, claim in enumerate(claims):
-            said.setdefault(claim.get(name), []).append(rank)
+            if name in claim:
+                said.setdefault(claim[name], []).append(rank)
         if len(said) > 1:
             parts = [f"rank {', '.join(map(str, ranks))}: {value}" for value, ranks in said.items()]
             return f"the members differ in {name}: {'; '.join(parts)}"

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from worldline.collective.group import Group, form_gloo
+from worldline.collective.group import Group, connect_ahead, form_gloo
 from worldline.data.feeder import FeederSource
 from worldline.data.loader import Loader
 from worldline.data.manifest import Manifest
@@ -107,6 +107,8 @@ def rendezvous(host: str, port: int, address: str, timeout_s: float) -> FormGrou
     store = dist.TCPStore(  # type: ignore[attr-defined]
         host, port, is_master=False, timeout=timedelta(seconds=FORM_TIMEOUT_S)
     )
+
+    connect_ahead(store)
 
     def form(order: GenerationOrder, cancelled: Callable[[], bool]) -> Group | None:
         if len(order.ranges) == 1:

@@ -129,6 +129,7 @@ class Engine:
     def join(self, membership: Membership, cancelled: Callable[[], bool]) -> None:
         self._membership = membership
         self._cancelled = cancelled
+        self._sums.renew()
         buckets = [*self._buckets, *self._buffers.buckets]
         group, ranges, rank = membership.group, membership.ranges, membership.rank
         self._exchange = (
@@ -153,7 +154,11 @@ class Engine:
             self._buffers.restore()
             raise
         lr = float(self._optimizer.param_groups[0]["lr"])
-        self._apply(applied, totals, slabs)
+        try:
+            self._apply(applied, totals, slabs)
+            state_digest = digest(step)
+        except Exception as error:
+            raise TornState(f"the update of step {step} failed: {error}") from error
         self.completed = step
         self.phase = "report"
         epoch, _ = self._plan.locate(step)
@@ -174,7 +179,7 @@ class Engine:
                 data_s=clock.data_s,
                 compute_s=step_s - clock.data_s - clock.reduce_s,
                 reduce_s=clock.reduce_s,
-                state_digest=digest(step),
+                state_digest=state_digest,
                 rows_digest=totals.rows_digest,
                 time=time.time(),
                 skipped=not applied,
@@ -300,7 +305,8 @@ class Engine:
                 f"not {type(result).__name__}{list(getattr(result, 'shape', []))}"
             )
         rows = len(batch.row_ids)
-        return Loss(result * rows, rows)
+        # A loss in bf16 could not hold the product.
+        return Loss(result.to(torch.promote_types(result.dtype, torch.float32)) * rows, rows)
 
     def _autocast(self) -> AbstractContextManager[object]:
         if not self._settings.bf16:
@@ -325,10 +331,11 @@ class Engine:
                 f"the loss weights of step {step} add up to {totals.weight}; they must be positive"
             )
         gradients = [slab.gradients for slab in slabs[: len(self._buckets)]]
-        squares = [
-            float(torch.linalg.vector_norm(flat, dtype=torch.promote_types(flat.dtype, torch.float32))) ** 2
+        norms = [
+            float(torch.linalg.vector_norm(flat, dtype=torch.promote_types(flat.dtype, torch.float32)))
             for flat in gradients
         ]
+        squares = [norm * norm for norm in norms]
         norm = math.sqrt(math.fsum(squares)) / totals.weight if all(map(math.isfinite, squares)) else math.nan
         finite = math.isfinite(norm) and math.isfinite(totals.loss_sum)
         if not finite:
@@ -346,20 +353,17 @@ class Engine:
     # 4: the update; from here the step is completed
 
     def _apply(self, update: bool, totals: StepTotals, slabs: list[Slab]) -> None:
-        try:
-            if update:
-                for bucket, slab in zip(self._buckets, slabs, strict=False):
-                    used = slab.presence.tolist()
-                    for parameter, view, count in zip(bucket.parameters, slab.views, used, strict=True):
-                        parameter.grad = view if count else None
-                self._optimizer.step()
-                self._buffers.apply(slabs[len(self._buckets) :], totals.rows, totals.extra)
-            else:
-                self._buffers.restore()
-            if self._scheduler is not None:
-                self._scheduler.step()
-        except Exception as error:
-            raise TornState(f"the update of step {self.completed + 1} failed: {error}") from error
+        if update:
+            for bucket, slab in zip(self._buckets, slabs, strict=False):
+                used = slab.presence.tolist()
+                for parameter, view, count in zip(bucket.parameters, slab.views, used, strict=True):
+                    parameter.grad = view if count else None
+            self._optimizer.step()
+            self._buffers.apply(slabs[len(self._buckets) :], totals.rows, totals.extra)
+        else:
+            self._buffers.restore()
+        if self._scheduler is not None:
+            self._scheduler.step()
 
 
 class _Clock:

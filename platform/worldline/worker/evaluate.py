@@ -13,6 +13,7 @@ from worldline.data.loader import Loader
 from worldline.data.plan import Plan
 from worldline.events import EvaluationRecord
 from worldline.task import Task
+from worldline.worker.buffers import BufferSums
 from worldline.worker.engine import Membership
 from worldline.worker.metrics import MetricSums, combine_metrics
 from worldline.worker.rng import seed_all
@@ -30,6 +31,7 @@ class Evaluator:
     ) -> None:
         self._task = task
         self._model = model
+        self._buffers = BufferSums(model, 0)
         self._plan = plan
         self._loader = loader
         self._seed = seed
@@ -44,12 +46,14 @@ class Evaluator:
         began = time.perf_counter()
         member = self._membership
         self._loader.focus(member.shards.shards, 1)
+        self._buffers.begin()
         self._model.eval()
         try:
             with torch.no_grad():
                 blobs = [self._shard(step, shard) for shard in member.shards.shards]
         finally:
             self._model.train()
+            self._buffers.restore()
         words = WordExchange(member.group, member.ranges, member.rank)
         words.start(torch.tensor([[len(blob)] for blob in blobs]), f"evaluation after step {step}")
         lengths = [int(n) for n in words.finish()[:, 0]]

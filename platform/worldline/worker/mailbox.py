@@ -40,6 +40,12 @@ class Mailbox:
                 self._items.append(record)
                 self._changed.notify()
 
+    def forget_after(self, step: int) -> None:
+        """The line goes on from `step`: what was completed beyond is lost and will be done again."""
+        with self._changed:
+            self._steps = deque((r for r in self._steps if r.step <= step), maxlen=KEPT_STEPS)
+            self._items = deque(r for r in self._items if not isinstance(r, StepRecord) or r.step <= step)
+
     def fetch(self, wait_s: float) -> tuple[Report, ...]:
         """Everything posted since the last call; waits up to `wait_s` for something."""
         with self._changed:

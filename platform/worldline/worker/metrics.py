@@ -31,6 +31,8 @@ class MetricSums:
             self.add_metrics(loss.metrics, weight)
 
     def add_metrics(self, metrics: Mapping[str, float | torch.Tensor], weight: float) -> None:
+        if not weight:
+            return  # means over nothing
         for name, value in metrics.items():
             before, weight_before = self._metrics.get(name, (0.0, 0.0))
             self._metrics[name] = (before + float(value) * weight, weight_before + weight)

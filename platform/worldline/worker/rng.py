@@ -18,6 +18,9 @@ def derive_seed(*parts: int) -> int:
 def seed_all(*parts: int) -> None:
     """Seed torch (all devices), `random` and `numpy.random` from e.g. (seed, step, shard, micro-batch)."""
     seed = derive_seed(*parts)
-    torch.manual_seed(seed)
+    # Not torch.manual_seed: for each device not in use it formats a stack trace, a millisecond a step.
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from worldline.checkpoint.manifest import CheckpointError, CheckpointManifest, directory, part_name, partition
+from worldline.checkpoint.manifest import CheckpointError, CheckpointManifest, part_name, partition
 from worldline.checkpoint.restore import read
 from worldline.checkpoint.save import PartResult, PartWriter
 from worldline.collective.group import Abandoned, CollectiveFailed, Group
@@ -28,6 +29,8 @@ from worldline.worker.orders import (
 from worldline.worker.state import StateError, TrainState, digest, snapshot
 from worldline.worker.transfer import transfer
 from worldline.world import Position
+
+STATE_DIGEST = "state digest"
 
 FormGroup = Callable[[GenerationOrder, Callable[[], bool]], Group | None]
 """(order, cancelled) -> the group of this generation, None in a world of one."""
@@ -85,7 +88,7 @@ class Runner:
         self._halted = 0
         self._abandoned = 0
         self._position: Position | None = Position(0)
-        self._pending_parts: dict[str, CheckpointPart] = {}
+        self._pending_parts: deque[CheckpointPart] = deque()  # the writer answers in the order of submission
         self._writer = PartWriter(storage, self._part_written)
 
     @property
@@ -134,16 +137,19 @@ class Runner:
         tensors, meta = self._state.tensors(), self._state.meta()
         names = partition({name: t.numel() * t.element_size() for name, t in tensors.items()}, parts)[part]
         file = part_name(self._schedule.attempt, generation, part)
-        self._pending_parts[f"{directory(self._position.step)}/{file}"] = CheckpointPart(
-            generation=generation,
-            rank=part,
-            parts=parts,
-            position=self._position,
-            state_digest=digest(tensors, meta),
-            meta=meta if part == 0 else {},
-            part=None,
+        copies = snapshot({name: tensors[name] for name in names})
+        self._pending_parts.append(
+            CheckpointPart(
+                generation=generation,
+                rank=part,
+                parts=parts,
+                position=self._position,
+                state_digest=digest(tensors, meta),
+                meta=meta if part == 0 else {},
+                part=None,
+            )
         )
-        self._writer.submit(self._position.step, file, snapshot({name: tensors[name] for name in names}))
+        self._writer.submit(self._position.step, file, copies)
 
     def _train(self, order: GenerationOrder) -> EndKind:
         generation = order.generation
@@ -173,27 +179,38 @@ class Runner:
         """Bring every member to the order's position and make sure that all are the same."""
         if order.restore is not None and order.rank in order.sources:
             self._restore(order.restore)
+        claims = dict(self._schedule.fingerprints)
         if order.receivers and group is not None:
-            is_source = order.rank in order.sources
-            received = transfer(
-                group,
-                order.sources,
-                order.receivers,
-                self._state.tensors() if is_source else {},
-                self._state.meta() if is_source else {},
-            )
-            if received is not None:
-                self._position = None
-                self._state.load(*received)
-                self._take(order.position)
+            self._transfer(order, group, claims)
+        elif order.verify_state:
+            claims[STATE_DIGEST] = digest(self._state.tensors(), self._state.meta())
         if self._position is not None and self._position.step == order.position.step:
             self._take(order.position)
-        claims = {"step": str(self._position and self._position.step), **self._schedule.fingerprints}
-        if order.verify_state or order.receivers:
-            claims["state digest"] = digest(self._state.tensors(), self._state.meta())
+        claims["step"] = str(self._position and self._position.step)
         agree(group, claims)
+        if self._position is None or self._position.step != order.position.step:
+            raise Disagreed(
+                f"no member holds the state of step {order.position.step}, where the line goes on"
+            )
         if order.checkpoint:
             self.write_checkpoint(order.generation, order.rank, len(order.ranges))
+
+    def _transfer(self, order: GenerationOrder, group: Group, claims: dict[str, str]) -> None:
+        """Send or receive the state; those who receive it and the first who sends it claim its digest."""
+        is_source = order.rank in order.sources
+        tensors = self._state.tensors() if is_source else {}
+        meta = self._state.meta() if is_source else {}
+
+        def meanwhile() -> None:
+            if order.rank == order.sources[0]:
+                claims[STATE_DIGEST] = digest(tensors, meta)
+
+        received = transfer(group, order.sources, order.receivers, tensors, meta, meanwhile)
+        if received is not None:
+            self._position = None
+            self._state.load(*received)
+            self._take(order.position)
+            claims[STATE_DIGEST] = digest(self._state.tensors(), self._state.meta())
 
     def _restore(self, key: str) -> None:
         manifest = CheckpointManifest.from_json(self._storage.get(f"{key}/manifest.json"))
@@ -208,18 +225,20 @@ class Runner:
     def _take(self, position: Position) -> None:
         self._position = position
         self._engine.completed = position.step
+        self._mailbox.forget_after(position.step)
 
     def _steps(self, order: GenerationOrder) -> EndKind:
         schedule = self._schedule
         halted = False
         while True:
             assert self._position is not None
-            if schedule.evaluation_due(self._position) and not halted:
-                self._evaluate()
-            elif self._position.step >= schedule.last_step:
-                return EndKind.FINISHED
-            elif halted:
+            last = self._position.step >= schedule.last_step
+            if halted and not last:
                 return EndKind.HALTED
+            if schedule.evaluation_due(self._position):
+                self._evaluate()
+            elif last:
+                return EndKind.FINISHED
             else:
                 halted = self._step(order)
 
@@ -248,7 +267,7 @@ class Runner:
         self._mailbox.post(record)
 
     def _part_written(self, result: PartResult) -> None:
-        pending = self._pending_parts.pop(f"{directory(result.step)}/{result.name}")
+        pending = self._pending_parts.popleft()
         self._mailbox.post(
             CheckpointPart(
                 **{

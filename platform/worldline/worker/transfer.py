@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from worldline.collective.exchange import gather_bytes
 from worldline.collective.group import Group
+from worldline.tensors import dtype_name
 
 CHUNK_BYTES = 64 << 20
-"""What is on its way at once; bounds the extra memory on both sides."""
+"""What is on its way at once; bounds the extra memory of a source."""
+
+ALIGNMENT = 64
+
+
+class Place(NamedTuple):
+    """Where a tensor lies in the bytes of all, one behind the other, each begun at a multiple of ALIGNMENT."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+    start: int
+    stop: int
 
 
 def transfer(
@@ -21,88 +34,74 @@ def transfer(
     receivers: Sequence[int],
     tensors: Mapping[str, torch.Tensor],
     meta: dict[str, Any],
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]] | None:
     """Give the state of `sources` (all hold the same) to `receivers`.
 
     Every rank of the group calls it alike. tensors, meta: this rank's own state, used where it is a source.
-    Returns the received (tensors, meta) on receivers, None elsewhere. Each source sends an equal slice of
-    every chunk to every receiver, so the load of a source shrinks with their number.
+    meanwhile: called once while bytes are on their way. Returns the received (tensors, meta) on receivers, None
+    elsewhere. Each source sends an equal slice of every chunk to every receiver, so the load of a source shrinks
+    with their number.
     """
-    described = _describe(tensors, meta) if group.rank == sources[0] else b""
-    layout, meta = json.loads(gather_bytes(group, described, "state layout")[sources[0]])
-    is_source, is_receiver = group.rank in sources, group.rank in receivers
-    received = {
-        name: torch.empty(shape, dtype=getattr(torch, dtype), device=group.device)
-        for name, dtype, shape in (layout if is_receiver else ())
-    }
-    holders = {name: tensors[name] for name, _, _ in layout} if is_source else received
-    sizes = [_num_bytes(dtype, shape) for _, dtype, shape in layout]
-    flats = [_as_bytes(tensor) for tensor in holders.values()]
-    for start, stop in _chunks(sum(sizes)):
-        cuts = _slices(stop - start, len(sources))
-        chunk = torch.empty(stop - start, dtype=torch.uint8, device=group.device)
-        if is_source:
-            _copy(flats, sizes, start, chunk, gather=True)
-        mine = _slice_of(cuts, sources, group.rank)
-        outgoing = chunk[mine[0] : mine[1]].repeat(len(receivers))
-        incoming = chunk if is_receiver else chunk[:0]
+    described = json.dumps([layout(tensors), meta]).encode() if group.rank == sources[0] else b""
+    content, meta = json.loads(gather_bytes(group, described, "state layout")[sources[0]])
+    places = [Place(*entry) for entry in content]
+    size = places[-1].stop if places else 0
+    receives = group.rank in receivers
+    state = torch.empty(size if receives else 0, dtype=torch.uint8, device=group.device)
+    flats = [_as_bytes(tensors[place.name]) for place in places] if group.rank in sources else []
+    for first in range(0, size, CHUNK_BYTES):
+        last = min(first + CHUNK_BYTES, size)
+        slices = _slices(first, last, sources, group.size)
+        start, stop = slices[group.rank]
+        outgoing = _read(places, flats, start, stop, group.device).repeat(len(receivers))
         pending = group.all_to_all(
-            incoming,
+            state[first:last] if receives else state,
             outgoing,
-            [_length(cuts, sources, rank) if is_receiver else 0 for rank in range(group.size)],
-            [mine[1] - mine[0] if rank in receivers else 0 for rank in range(group.size)],
+            [b - a if receives else 0 for a, b in slices],
+            [stop - start if rank in receivers else 0 for rank in range(group.size)],
             lane=0,
-            label=f"state bytes {start}-{stop}",
+            label=f"state bytes {first} to {last}",
         )
+        if first == 0:
+            meanwhile()
         group.wait(pending)
-        if is_receiver:
-            _copy(flats, sizes, start, chunk, gather=False)
-    return (received, meta) if is_receiver else None
+    return ({place.name: _view(state, place) for place in places}, meta) if receives else None
 
 
-def _describe(tensors: Mapping[str, torch.Tensor], meta: dict[str, Any]) -> bytes:
-    layout = [(name, str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in tensors.items()]
-    return json.dumps([layout, meta]).encode()
+def layout(tensors: Mapping[str, torch.Tensor]) -> list[Place]:
+    places = []
+    start = 0
+    for name, tensor in tensors.items():
+        stop = start + tensor.numel() * tensor.element_size()
+        places.append(Place(name, dtype_name(tensor.dtype), list(tensor.shape), start, stop))
+        start = -(-stop // ALIGNMENT) * ALIGNMENT
+    return places
 
 
-def _num_bytes(dtype: str, shape: Sequence[int]) -> int:
-    return int(torch.Size(shape).numel()) * int(getattr(torch, dtype).itemsize)
+def _slices(first: int, last: int, sources: Sequence[int], size: int) -> list[tuple[int, int]]:
+    """Which bytes of [first, last) each rank sends; ranks that are no source send none."""
+    cuts = [first + (last - first) * i // len(sources) for i in range(len(sources) + 1)]
+    of_source = {rank: (cuts[i], cuts[i + 1]) for i, rank in enumerate(sources)}
+    return [of_source.get(rank, (0, 0)) for rank in range(size)]
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
-def _chunks(total: int) -> Iterator[tuple[int, int]]:
-    return ((start, min(start + CHUNK_BYTES, total)) for start in range(0, total, CHUNK_BYTES))
-
-
-def _slices(length: int, parts: int) -> list[tuple[int, int]]:
-    return [(length * i // parts, length * (i + 1) // parts) for i in range(parts)]
-
-
-def _slice_of(cuts: Sequence[tuple[int, int]], sources: Sequence[int], rank: int) -> tuple[int, int]:
-    return cuts[sources.index(rank)] if rank in sources else (0, 0)
-
-
-def _length(cuts: Sequence[tuple[int, int]], sources: Sequence[int], rank: int) -> int:
-    start, stop = _slice_of(cuts, sources, rank)
-    return stop - start
-
-
-def _copy(
-    flats: Sequence[torch.Tensor], sizes: Sequence[int], start: int, chunk: torch.Tensor, *, gather: bool
-) -> None:
-    """Copy between the chunk, which begins at byte `start` of all tensors laid end to end, and the
-    tensors.
-    """
-    offset = 0
-    for flat, size in zip(flats, sizes, strict=True):
-        low, high = max(offset, start), min(offset + size, start + len(chunk))
+def _read(
+    places: Sequence[Place], flats: Sequence[torch.Tensor], start: int, stop: int, device: torch.device
+) -> torch.Tensor:
+    """Bytes [start, stop) of all tensors as they are laid out; what lies between two of them is arbitrary."""
+    out = torch.empty(stop - start, dtype=torch.uint8, device=device)
+    for place, flat in zip(places, flats, strict=False):
+        low, high = max(place.start, start), min(place.stop, stop)
         if low < high:
-            inside, outside = chunk[low - start : high - start], flat[low - offset : high - offset]
-            if gather:
-                inside.copy_(outside)
-            else:
-                outside.copy_(inside)
-        offset += size
+            out[low - start : high - start].copy_(flat[low - place.start : high - place.start])
+    return out
+
+
+def _view(state: torch.Tensor, place: Place) -> torch.Tensor:
+    dtype: torch.dtype = getattr(torch, place.dtype)
+    return state[place.start : place.stop].view(dtype).view(place.shape)

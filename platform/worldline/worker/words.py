@@ -79,5 +79,5 @@ class StepTotals:
             halt=bool(table[:, HALT].any()),
             nonfinite_shards=tuple(v for v in shards if not np.isfinite(floats[v, LOSS])),
             metrics_lengths=tuple(int(n) for n in table[:, METRICS_LENGTH]),
-            extra=tuple(int(n) for n in table[:, WIDTH:].max(axis=0)) if table.shape[1] > WIDTH else (),
+            extra=tuple(int(n) for n in table[shards, WIDTH:].max(axis=0)) if table.shape[1] > WIDTH else (),
         )

@@ -1,0 +1,439 @@
+"""Membership and planner together, through any history, in a simulated cluster."""
+
+from dataclasses import dataclass, replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from worldline.control import planner
+from worldline.control.membership import Membership, MemberState
+from worldline.control.planner import Abandon, Expel, Form, Halt, Limits, Over, Proceed, Wait
+from worldline.worker.orders import EndKind, GenerationEnd, Hello
+from worldline.world import Position
+
+HELLO = Hello(1, "node", "10.0.0.1", "plan", {}, 10)
+LIMITS = Limits(min=2, max=3, standby=0, num_shards=8, start_s=60, timeout_s=30)
+LAST_STEP = 12
+
+
+@dataclass
+class Worker:
+    """What a worker really is, whether or not the membership knows it. told: to abandon; halt: to halt."""
+
+    position: Position | None = Position(0)
+    fresh: bool = True
+    frozen: bool = False
+    busy: bool = False
+    told: bool = False
+    halt: bool = False
+
+
+class History(RuleBasedStateMachine):
+    """A cluster in which anything happens at any time, and a controller that always does what it is told."""
+
+    @initialize(minimum=st.integers(1, 3), more=st.integers(0, 3), standby=st.integers(0, 2))
+    def begin(self, minimum, more, standby):
+        self.limits = replace(LIMITS, min=minimum, max=minimum + more, standby=standby)
+        self.membership = Membership()
+        self.workers = {}
+        self.count = 0
+        self.now = 0.0
+        self.durable = -1
+        self.stopping = False
+        self.below_min_since = None
+        self.caught_up = False
+        self.over = False
+        self.until = None
+        self.drive()
+
+    # What happens
+
+    def teardown(self):
+        """A stop always ends, whoever is frozen or busy, and by the deadlines alone."""
+        if not hasattr(self, "limits"):
+            return
+        self.stopping = True
+        self.drive()
+        for _ in range(20):
+            if self.over:
+                return
+            assert self.until is not None, "a wait without a deadline"
+            self.now = self.until
+            self.drive()
+        raise AssertionError("the stop does not end")
+
+    @rule(seconds=st.floats(0.01, 40))
+    def time_passes(self, seconds):
+        self.now += seconds
+        for id, worker in self.workers.items():
+            if not worker.frozen:
+                self.membership = self.membership.heard(id, self.now)
+        self.drive()
+
+    @precondition(lambda self: self.requested())
+    @rule(data=st.data(), starts=st.booleans())
+    def a_worker_answers(self, data, starts):
+        id = data.draw(st.sampled_from(self.requested()))
+        if starts:
+            self.membership = self.membership.ready(id, HELLO, self.now)
+        else:
+            self.leave(id)
+        self.drive()
+
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data())
+    def a_worker_dies(self, data):
+        self.leave(data.draw(st.sampled_from(sorted(self.workers))))
+        self.drive()
+
+    @precondition(lambda self: self.workers)
+    @rule(data=st.data(), busy=st.booleans())
+    def a_worker_is_held_up(self, data, busy):
+        worker = self.workers[data.draw(st.sampled_from(sorted(self.workers)))]
+        worker.busy, worker.frozen = busy, not busy
+
+    @precondition(lambda self: self.able())
+    @rule()
+    def the_world_trains(self):
+        """All complete a step, or end in order if they were told to or are done."""
+        self.catch_up()
+        members = self.membership.training
+        halt = any(self.workers[m.id].halt for m in members)
+        for m in members:
+            worker = self.workers[m.id]
+            if worker.position.step < LAST_STEP:
+                worker.position, worker.fresh = Position(worker.position.step + 1), False
+        done = self.workers[members[0].id].position.step >= LAST_STEP
+        if halt or done:
+            for m in members:
+                self.end(m.id, EndKind.FINISHED if done else EndKind.HALTED)
+        self.drive()
+
+    @precondition(lambda self: self.able())
+    @rule(data=st.data())
+    def a_step_breaks(self, data):
+        """Some have completed it, the others not; some of them say so at once, some only when asked."""
+        self.catch_up()
+        for m in self.membership.training:
+            worker = self.workers[m.id]
+            if data.draw(st.booleans()) and worker.position.step < LAST_STEP:
+                worker.position, worker.fresh = Position(worker.position.step + 1), False
+        for m in self.membership.training:
+            if data.draw(st.booleans()):
+                self.end(m.id, EndKind.BROKEN)
+        self.drive()
+
+    @precondition(lambda self: self.able())
+    @rule(data=st.data())
+    def an_update_fails(self, data):
+        self.catch_up()
+        id = data.draw(st.sampled_from([m.id for m in self.membership.training]))
+        self.workers[id].position, self.workers[id].fresh = None, False
+        self.end(id, EndKind.TASK_ERROR)
+        self.drive()
+
+    @precondition(lambda self: self.able() and self.caught_up)
+    @rule()
+    def a_checkpoint_is_committed(self):
+        step = self.workers[self.membership.training[0].id].position.step
+        if step:
+            self.durable = max(self.durable, step)
+        self.drive()
+
+    @rule()
+    def a_stop_is_requested(self):
+        self.stopping = True
+        self.drive()
+
+    # The simulated cluster
+
+    def requested(self):
+        return [m.id for m in self.membership.in_state(MemberState.REQUESTED)]
+
+    def able(self):
+        """Whether the generation can go on: nobody is gone, held up or told to stop at once."""
+        training = self.membership.training
+        return (
+            bool(training)
+            and not self.membership.trouble
+            and len(training) == len(self.membership.current)
+            and not any(self.workers[m.id].frozen or self.workers[m.id].busy for m in training)
+        )
+
+    def catch_up(self):
+        if self.caught_up:
+            return
+        self.caught_up = True
+        for m in self.membership.training:
+            self.workers[m.id].position, self.workers[m.id].fresh = self.membership.position, False
+
+    def end(self, id, kind):
+        worker = self.workers[id]
+        self.membership = self.membership.ended(
+            id, GenerationEnd(kind, self.membership.generation, worker.position, "as told")
+        )
+
+    def leave(self, id):
+        self.workers.pop(id, None)
+        self.membership = self.membership.out(id, "is gone")
+
+    # The controller: what the real one does with a decision
+
+    def drive(self):
+        for _ in range(30):
+            self.answer()
+            self.see_below_min()
+            decision = planner.decide(
+                self.membership,
+                self.limits,
+                stopping=self.stopping,
+                durable=self.durable,
+                below_min_since=self.now if self.below_min_since is None else self.below_min_since,
+                now=self.now,
+            )
+            if self.carry_out(decision):
+                return
+        raise AssertionError(f"no rest at {self.now}: {decision}")
+
+    def answer(self):
+        """Those who are told to abandon their generation and can, do."""
+        for m in self.membership.training:
+            worker = self.workers[m.id]
+            if worker.told and not worker.frozen and not worker.busy:
+                self.end(m.id, EndKind.BROKEN)
+
+    def see_below_min(self):
+        ready = len(self.membership.members) - len(self.requested())
+        if ready >= self.limits.min:
+            self.below_min_since = None
+        elif self.below_min_since is None:
+            self.below_min_since = self.now
+
+    def carry_out(self, decision):
+        """True when there is nothing more to do at this time."""
+        self.over, self.until = False, None
+        match decision:
+            case Over():
+                assert not self.membership.training
+                self.over = True
+            case Proceed(until):
+                assert until is None or until > self.now
+                if until is None:
+                    assert self.membership.training
+                    assert not self.membership.trouble
+                    assert not self.stopping
+                self.until = until
+                self.top_up()
+            case Wait(_, until):
+                if self.now >= until:
+                    self.stopping = True
+                    return False
+                self.until = until
+                self.top_up()
+            case Abandon(ids, reason):
+                assert all(self.membership.members[id].asked is None for id in ids)
+                for id in ids:
+                    self.workers[id].told = True
+                self.membership = self.membership.asked_to_abandon(ids, reason, self.now)
+                return False
+            case Expel(ids, _):
+                for id in ids:
+                    assert self.workers[id].frozen or self.workers[id].busy
+                    self.leave(id)
+                return False
+            case Halt(ids):
+                assert set(ids) == {m.id for m in self.membership.training}
+                for id in ids:
+                    self.workers[id].halt = True
+                self.membership = self.membership.asked_to_halt(self.now)
+                return False
+            case Form():
+                self.form(decision)
+                return False
+        return True
+
+    def top_up(self):
+        if self.stopping or (self.membership.training and self.membership.trouble):
+            return
+        for _ in range(planner.missing(self.membership, self.limits)):
+            self.count += 1
+            id = f"w{self.count}"
+            self.workers[id] = Worker()
+            self.membership = self.membership.requested(id, self.now)
+        assert len(self.membership.members) >= self.limits.target
+
+    def form(self, form):
+        limits, membership = self.limits, self.membership
+        assert not membership.training
+        assert not self.stopping
+        assert limits.min <= len(form.ids) <= limits.max
+        assert len(set(form.ids)) == len(form.ids)
+        ready = {m.id for m in membership.members.values() if m.state is not MemberState.REQUESTED}
+        assert set(form.ids) <= ready
+        assert len(form.ids) == min(len(ready), limits.max), "nobody who could help is left out"
+        holders = {
+            m.id: m.position
+            for m in membership.current
+            if m.position is not None and m.position.step >= self.durable
+        }
+        if form.position is None:
+            assert not holders, "a checkpoint is read although a survivor is ahead of it"
+            position, restore = (Position(self.durable), "key") if self.durable > 0 else (Position(0), None)
+        else:
+            assert form.position == max(holders.values())
+            assert {form.ids[rank] for rank in form.sources} == {
+                id for id, position in holders.items() if position == form.position
+            }
+            assert 0 in form.sources, "the rank that tells the steps must know them"
+            position, restore = form.position, None
+        if form.position is None and restore is None:
+            used = [id for id in form.ids if not self.workers[id].fresh]
+            assert all(membership.members[id].state is MemberState.MEMBER for id in used)
+            members = [id for id in form.ids if membership.members[id].state is MemberState.MEMBER]
+            for id in members:
+                self.leave(id)
+            if members:
+                return
+        self.check_orders(form, position, restore)
+        generation = membership.generation
+        self.membership = membership.formed(form.ids, position, self.now)
+        assert self.membership.generation == generation + 1
+        self.caught_up = False
+        for worker in self.workers.values():
+            worker.told = worker.halt = False
+
+    def check_orders(self, form, position, restore):
+        orders = planner.orders(
+            form,
+            self.membership.generation + 1,
+            self.limits,
+            position=position,
+            restore=restore,
+            checkpoint=False,
+        )
+        assert list(orders) == list(form.ids)
+        size = len(form.ids)
+        for rank, order in enumerate(orders.values()):
+            assert order.rank == rank
+            assert sorted([*order.sources, *order.receivers]) == list(range(size))
+            assert order.sources
+            assert len(order.ranges) == size
+            owned = [shard for range_ in order.ranges for shard in range_.shards]
+            assert owned == list(range(self.limits.num_shards))
+            assert replace(order, rank=0) == replace(orders[form.ids[0]], rank=0)
+        if restore is None:
+            for rank in orders[form.ids[0]].sources:
+                worker = self.workers[form.ids[rank]]
+                assert worker.position == position, "a source does not hold what it is to give"
+
+    @invariant()
+    def no_two_members_of_one_rank(self):
+        if hasattr(self, "limits"):
+            ranks = [m.rank for m in self.membership.current]
+            assert len(set(ranks)) == len(ranks)
+            assert all(0 <= rank < self.limits.max for rank in ranks)
+
+
+History.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestHistory = History.TestCase
+
+
+# Single decisions, where the figures matter.
+
+
+def ready(*ids, now=0.0):
+    membership = Membership()
+    for id in ids:
+        membership = membership.requested(id, now).ready(id, HELLO, now)
+    return membership
+
+
+def training(*ids):
+    return ready(*ids).formed(ids, Position(0), 0.0)
+
+
+def decide(membership, limits=LIMITS, *, stopping=False, durable=-1, below_min_since=0.0, now=0.0):
+    return planner.decide(
+        membership,
+        limits,
+        stopping=stopping,
+        durable=durable,
+        below_min_since=below_min_since,
+        now=now,
+    )
+
+
+def ended(membership, **steps):
+    for id, step in steps.items():
+        membership = membership.ended(
+            id, GenerationEnd(EndKind.BROKEN, membership.generation, Position(step), "peer gone")
+        )
+    return membership
+
+
+def test_below_min_it_waits_as_long_as_it_may_start():
+    membership = ready("a").requested("b", 0.0)
+    assert decide(membership, below_min_since=5.0) == Wait(
+        "1 of at least 2 workers are ready, 1 requested", 65.0
+    )
+
+
+def test_those_who_are_ready_wait_a_little_for_the_others():
+    membership = ready("a", "b", now=10.0).requested("c", 10.0)
+    assert decide(membership, now=11.0) == Proceed(13.0)
+    assert decide(membership, now=13.0) == Form(("a", "b"), (), None)
+    assert decide(ready("a", "b", "c", now=10.0), now=10.0) == Form(("a", "b", "c"), (), None)
+
+
+def test_survivors_wait_for_nobody():
+    membership = ended(training("a", "b", "c").out("c", "died"), a=5, b=5).requested("d", 1.0)
+    assert decide(membership, now=1.0) == Form(("a", "b"), (0, 1), Position(5))
+
+
+def test_who_is_ahead_comes_first_and_the_others_keep_their_order():
+    membership = ended(training("a", "b", "c"), a=5, b=6, c=6)
+    assert decide(membership) == Form(("b", "c", "a"), (0, 1), Position(6))
+
+
+def test_a_survivor_behind_is_better_than_an_older_checkpoint():
+    membership = ended(training("a", "b"), a=60, b=60)
+    assert decide(membership, durable=50) == Form(("a", "b"), (0, 1), Position(60))
+
+
+def test_a_newcomer_at_step_0_does_not_take_the_line_back_past_a_checkpoint():
+    membership = ended(training("a", "b"), a=0, b=0)
+    assert decide(membership, durable=50) == Form(("a", "b"), (), None)
+
+
+def test_who_is_silent_is_given_up_soon_and_who_is_busy_late():
+    membership = training("a", "b", "c").out("c", "died").asked_to_abandon(["a", "b"], "c", 10.0)
+    assert decide(membership, now=10.0) == Proceed(15.0)
+    heard = membership.heard("b", 14.0)
+    assert decide(heard, now=15.0) == Expel(("a",), "did not answer for 5 s")
+    alone = heard.out("a", "silent")
+    assert decide(alone, now=15.0) == Proceed(19.0)
+    assert decide(alone.heard("b", 39.0), now=40.0) == Expel(
+        ("b",), "did not say within 30 s where it is"
+    )
+
+
+def test_a_halt_that_does_not_come_breaks_the_generation():
+    membership = training("a", "b").asked_to_halt(10.0)
+    assert decide(membership, stopping=True, now=10.0) == Proceed(70.0)
+    assert decide(membership, stopping=True, now=70.0) == Abandon(
+        ("a", "b"), "no step border came within 60 s"
+    )
+
+
+def test_standbys_are_let_in_at_a_border_if_there_is_room():
+    membership = training("a", "b").requested("c", 1.0).ready("c", HELLO, 1.0)
+    assert decide(membership, now=1.0) == Halt(("a", "b"))
+    assert decide(membership, replace(LIMITS, max=2), now=1.0) == Proceed()
+
+
+@given(st.integers(0, 9), st.integers(1, 4), st.integers(0, 4))
+def test_as_many_are_missing_as_are_wanted(there, most, standby):
+    membership = ready(*(f"w{i}" for i in range(there)))
+    limits = replace(LIMITS, min=1, max=most, standby=standby)
+    assert planner.missing(membership, limits) == max(0, most + standby - there)
