@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 
@@ -30,6 +31,42 @@ def assign(num_shards: int, num_replicas: int) -> tuple[ShardRange, ...]:
     size, larger = divmod(num_shards, num_replicas)
     starts = [rank * size + min(rank, larger) for rank in range(num_replicas + 1)]
     return tuple(ShardRange(a, b) for a, b in pairwise(starts))
+
+
+def assign_near(num_shards: int, before: Sequence[ShardRange | None]) -> tuple[ShardRange, ...]:
+    """As `assign` to len(before) replicas, with the larger ranges where most shards stay with their owners.
+
+    before: the range each replica had, None for a newcomer. A survivor that keeps its shards keeps their
+    finished sums and the rows it has read.
+    """
+    num_replicas = len(before)
+    size, larger = divmod(num_shards, num_replicas)
+    if not larger or num_replicas > MAX_COMPARED or not any(before):
+        return assign(num_shards, num_replicas)
+    # best[k]: (most shards that stay, sizes) for the replicas so far with k larger ranges among them.
+    best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}
+    for rank, old in enumerate(before):
+        longer: dict[int, tuple[int, tuple[int, ...]]] = {}
+        for count, (stay, sizes) in best.items():
+            start = rank * size + count
+            for extra in (0, 1):
+                if count + extra > larger or larger - count - extra > num_replicas - rank - 1:
+                    continue
+                overlap = _overlap(ShardRange(start, start + size + extra), old)
+                found = (stay + overlap, (*sizes, size + extra))
+                if count + extra not in longer or found[0] > longer[count + extra][0]:
+                    longer[count + extra] = found
+        best = longer
+    starts = list(accumulate(best[larger][1], initial=0))
+    return tuple(ShardRange(a, b) for a, b in pairwise(starts))
+
+
+MAX_COMPARED = 128
+"""Beyond so many replicas a choice among assignments is not worth its time."""
+
+
+def _overlap(a: ShardRange, b: ShardRange | None) -> int:
+    return max(0, min(a.stop, b.stop) - max(a.start, b.start)) if b is not None else 0
 
 
 @dataclass(frozen=True, order=True)

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-DEADLINE_S = 60.0
+DEADLINE_S = 30.0
 """Until a test counts as hung. Nothing that passes comes near it."""
 
 _numbers = count()
@@ -39,7 +39,8 @@ class Peer:
     def __init__(self, store: str) -> None:
         self.store = store
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "worldline.worker.build"])
+        # The first optimizer of a process imports torch._dynamo.
+        context.set_forkserver_preload(["torch._dynamo", "worldline.worker.build"])
         self._main, main = context.Pipe()
         self._side, side = context.Pipe()
         self._process = context.Process(target=_serve, args=(main, side, store), daemon=True)

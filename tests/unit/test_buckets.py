@@ -1,5 +1,7 @@
 """Buckets: packed in an order that depends on the model alone, views that alias one flat tensor."""
 
+from itertools import pairwise
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +24,7 @@ def test_every_tensor_lies_in_one_bucket_in_order(tensors, bucket_bytes):
         assert {t.dtype for t in bucket.parameters} == {bucket.dtype}
         # It was open for its last tensor.
         assert sum(t.numel() * t.element_size() for t in bucket.parameters[:-1]) < bucket_bytes
-    for left, right in zip(buckets, buckets[1:], strict=False):
+    for left, right in pairwise(buckets):
         full = sum(t.numel() * t.element_size() for t in left.parameters) >= bucket_bytes
         assert full or left.dtype != right.dtype
 

@@ -1,8 +1,8 @@
 """The exchange over real processes: the same bits for every world, bytes and words to everyone."""
 
 import torch
-
 from tests.unit.ranks import everywhere, form, peers
+
 from worldline.collective.buckets import make_buckets
 from worldline.collective.exchange import (
     BitwiseExchange,
@@ -11,7 +11,7 @@ from worldline.collective.exchange import (
     exchange_bytes,
     gather_bytes,
 )
-from worldline.collective.tree import Fold
+from worldline.collective.tree import Fold, Node
 from worldline.world import assign
 
 V = 8
@@ -43,16 +43,14 @@ def sums(room, rank, size, prefix, native):
     """The bytes of every bucket's sum, for each step."""
     group = form(room, rank, size, prefix)
     buckets, ranges = make_all_buckets(), assign(V, size)
-    exchange = (
-        NativeExchange(group, buckets) if native else BitwiseExchange(group, buckets, ranges, V, rank)
-    )
+    exchange = NativeExchange(group, buckets) if native else BitwiseExchange(group, buckets, ranges, V, rank)
     results = []
     for step, absent in enumerate(ABSENT):
         exchange.begin(frozenset(range(V)) - frozenset(absent))
         for bucket in buckets:
             fold = Fold(add)
             for shard in ranges[rank].shards:
-                fold.push(shard, None if shard in absent else shard_slab(bucket, step, shard))
+                fold.push(Node(0, shard), None if shard in absent else shard_slab(bucket, step, shard))
             exchange.start(bucket.index, fold.partials)
             exchange.advance()
         results.append([slab.flat.clone().numpy().tobytes() for slab in exchange.finish()])

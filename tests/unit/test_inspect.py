@@ -10,9 +10,13 @@ import pytest
 from click.testing import CliRunner
 
 from worldline.cli.inspect import COMMANDS
+from worldline.data.audit import planned_digest
+from worldline.data.manifest import FileEntry, Manifest
 from worldline.events import Event, EventKind, StepRecord
+from worldline.job.spec import Job
 from worldline.tracking.log import EVENTS, STEPS, EventLog, StepLog
 from worldline.tracking.status import RunState, Status, StatusWriter, WorkerStatus
+from worldline.worker.plans import training_plan
 
 RECORD = StepRecord(
     step=0, epoch=0, loss=0.5, lr=0.1, grad_norm=0.3, rows=10, world=2, generation=1, attempt=1, step_s=0.5,
@@ -67,7 +71,9 @@ def test_status_for_people_goes_to_standard_error(storage):
 def test_verify_equal(storage):
     result = run("verify", "a", "b", "--storage", storage)
     assert result.exit_code == 0
-    assert result.stderr == "equal: a has 10 steps, b has 6, both have 6, 0 with state digests\n"
+    assert result.stderr == (
+        "equal, bit by bit: 6 common steps, 0 with digests of the whole state (a has 10 steps, b has 6)\n"
+    )
 
 
 def test_verify_different(storage):
@@ -100,6 +106,58 @@ def test_an_empty_storage_says_so(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+@pytest.fixture
+def audited(storage):
+    """Run "a" as if it had trained the plan of a small data set, two epochs of 5 steps."""
+    job = Job.model_validate(
+        {"name": "a", "task": {"class": "t:T"}, "data": {"train": {"path": "x"}}, "steps": 10, "seed": 3,
+         "batch": {"logical_shards": 2, "rows_per_shard": 4}}
+    )  # fmt: skip
+    manifest = Manifest((FileEntry("x.parquet", 1, (30, 10), "d"),), (("x", "float"),), "/data")
+    plan = training_plan(job, manifest, "")
+    folder = storage / "a"
+    (folder / "data").mkdir()
+    (folder / "data" / "manifest.json").write_text(manifest.to_json())
+    (folder / "run.json").write_text(json.dumps({"job": job.model_dump(mode="json", by_alias=True)}))
+    (folder / STEPS).unlink()
+    digests = [planned_digest(plan, step) for step in range(1, 11)]
+    StepLog(folder / STEPS).append(
+        [replace(RECORD, step=k, rows=8, rows_digest=digest) for k, digest in enumerate(digests, 1)]
+    )
+    return storage
+
+
+def test_audit_of_an_honest_run(audited):
+    result = run("audit", "a", "--storage", audited)
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr.splitlines() == [
+        "every row once: a trained 80 rows in 10 steps, each step the rows that the plan demands",
+        "  epoch 0  40 of 40 rows, each exactly once",
+        "  epoch 1  40 of 40 rows, each exactly once",
+    ]
+    result = run("audit", "a", "--storage", audited, "--json")
+    said = json.loads(result.stdout)
+    assert result.stderr == ""
+    assert (said["every_row_once"], said["rows"], said["faults"]) == (True, 80, [])
+    assert said["epochs"][1] == {"epoch": 1, "steps": 5, "rows": 40, "complete": True, "of_rows": 40}
+
+
+def test_audit_of_a_run_with_other_rows(audited):
+    log = audited / "a" / STEPS
+    lines = log.read_text().splitlines()
+    log.write_text("\n".join(lines[:4] + lines[5:]) + "\n")
+    result = run("audit", "a", "--storage", audited)
+    assert result.exit_code == 1
+    assert result.stderr == "not proven: step 5 is missing in the log\n"
+    assert run("audit", "a", "--storage", audited, "--json").exit_code == 1
+
+
+def test_audit_without_a_plan_is_wrong_usage(storage):
+    result = run("audit", "a", "--storage", storage)
+    assert result.exit_code == 64
+    assert "run.json" in result.stderr
+
+
 def test_report_writes_the_page(storage):
     result = run("report", "a", "--storage", storage)
     assert result.exit_code == 0
@@ -112,7 +170,8 @@ def test_watch_ends_with_the_run(storage):
     EventLog(storage / "a" / EVENTS).append([Event(1.0, EventKind.FINISHED, 1, 10, 1, 1)])
     result = run("watch", "a", "--storage", storage)
     assert result.exit_code == 0
-    assert "FINISHED" in result.stderr
+    assert "finished   at step 3 of 10" in result.stderr
+    assert "rows       100" in result.stderr
 
 
 def test_looking_at_a_run_imports_nothing_heavy():

@@ -1,7 +1,7 @@
 """The step log gets each step once, in order, however the reports come."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worldline.control.line import Line
@@ -87,6 +87,7 @@ def test_a_gap_that_nobody_can_fill_is_passed_over(line, written):
     assert [step for step, _ in written()] == [1, 4, 7]
 
 
+@settings(deadline=None)  # it writes files
 @given(st.data())
 def test_any_order_and_any_repetition(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("line")

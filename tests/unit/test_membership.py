@@ -18,8 +18,8 @@ def standing_by(*ids):
     return membership
 
 
-def training(*ids, position=Position(0)):
-    return standing_by(*ids).formed(ids, position, 2.0)
+def training(*ids):
+    return standing_by(*ids).formed(ids, Position(0), 2.0)
 
 
 def end(kind=EndKind.BROKEN, generation=1, step=3, reason="peer gone"):
@@ -104,7 +104,11 @@ def test_a_new_generation_waits_for_who_still_trains_and_for_who_is_not_ready():
 
 def test_a_new_generation_begins_with_a_clean_slate():
     before = (
-        training("a", "b").asked_to_halt(3.0).out("b", "gone").asked_to_abandon(["a"], "b", 4.0).heard("a", 5.0)
+        training("a", "b")
+        .asked_to_halt(3.0)
+        .out("b", "gone")
+        .asked_to_abandon(["a"], "b", 4.0)
+        .heard("a", 5.0)
     )
     after = before.ended("a", end()).formed(["a"], Position(3), 6.0)
     assert (after.generation, after.trouble, after.lost, after.halting) == (2, "", 0, None)

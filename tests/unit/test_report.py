@@ -60,7 +60,30 @@ def test_numbers():
     assert summary.generations == 2
     assert summary.final_digest == (10, "d10")
     assert [i.recovery_s for i in summary.incidents] == [0.2]
+    assert summary.resumed_s == (1.0,)  # the death is of second 105, step 6 of 106
+    assert [(s.generation, s.first, s.last, s.world) for s in summary.stretches] == [
+        (1, 1, 5, 2),
+        (2, 6, 10, 1),
+    ]
+    assert [s.step_s for s in summary.stretches] == [0.5, 0.5]
     assert summary.outcome == "finished"
+
+
+def test_a_loss_nobody_recovered_from_has_no_time():
+    summary = summarize([s.__dict__ for s in steps(5)], EVENTS_SEEN[:2], [])
+    assert summary.resumed_s == (None,)
+    assert figure.notes(EVENTS_SEEN[:2], summary) == [(5, "worker lost", True)]
+
+
+def test_words_beside_the_marks():
+    grown = event(EventKind.GENERATION_FORMED, 8, 109.0, 1, 3, seconds=0.25)
+    events = [*EVENTS_SEEN, grown]
+    summary = summarize([s.__dict__ for s in steps(10)], events, [])
+    assert figure.notes(events, summary) == [
+        (5, "worker lost, next step done 1.00 s later", True),
+        (8, "joined, others paused 0.25 s", False),
+    ]
+    assert figure.subtitle(summary) == "10 steps on 2 → 1 workers, 94 rows"
 
 
 def test_a_run_that_goes_on_after_an_end_has_not_ended():
@@ -93,7 +116,7 @@ def test_a_report_stands_alone(tmp_path, num):
         EvaluationRecord(5, 1000, {"loss": 1.25, "bad": math.inf}, 2.0, 1, 1)
     )
     (tmp_path / "run.json").write_text(
-        json.dumps({"name": "my <run>", "numeric_fingerprint": {"torch": "2.13"}})
+        json.dumps({"run": "my <run>", "job_digest": "abc", "identity": {"seed": "1234"}})
     )
     path = write_report(tmp_path)
     assert path == tmp_path / "report.html"
@@ -107,6 +130,7 @@ def test_a_report_stands_alone(tmp_path, num):
     if num >= 10:
         assert f"{num:,}" in text
         assert "state digest after step" in text
+        assert "1234" in text
     assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
 

@@ -60,7 +60,7 @@ def gradients(model, buckets, shard, micros=1):
 
 
 def run(model, sums, owned, absent=(), micros=1):
-    """The partials that one step hands over, by bucket: node -> flat tensor; and the order of their coming."""
+    """The order in which one step hands buckets over, and the partials of each: node -> flat tensor."""
     came, partials = [], {}
 
     def on_bucket(index, slabs):
@@ -72,20 +72,22 @@ def run(model, sums, owned, absent=(), micros=1):
     for shard in owned.shards if with_rows else ():
         if shard in absent:
             if shard < with_rows[-1]:
-                sums.skip(shard)
+                sums.push(Node(0, shard), None)
             continue
         for micro in range(micros):
             value = loss(model, shard, micro)
             if shard == with_rows[-1] and micro == micros - 1:
-                sums.arm(shard, range(shard + 1, owned.stop), on_bucket)
+                sums.arm(
+                    Node(0, shard), [(Node(0, v), None) for v in range(shard + 1, owned.stop)], on_bucket
+                )
             value.backward()
         if shard == with_rows[-1]:
             sums.finish()
         else:
-            sums.add(shard)
+            sums.add(Node(0, shard))
     if not with_rows:
         for shard in owned.shards:
-            sums.skip(shard)
+            sums.push(Node(0, shard), None)
         sums.hand_over(on_bucket)
     return came, partials
 
@@ -118,7 +120,7 @@ def test_buckets_leave_in_order_while_backward_still_runs(model):
     sums = GradientSums(buckets_of(model))
     sums.begin()
     value = loss(model, 1)
-    sums.arm(1, (), lambda index, _: came.append(index))
+    sums.arm(Node(0, 1), (), lambda index, _: came.append(index))
     value.backward()
     assert came == [0, 1, "the first layer", 2]
     sums.finish()
@@ -132,7 +134,7 @@ def test_a_bucket_without_its_gradients_holds_up_the_others_until_the_end(model)
     sums = GradientSums(buckets)
     sums.begin()
     value = loss(model, 1)
-    sums.arm(1, (), lambda index, _: came.append(index))
+    sums.arm(Node(0, 1), (), lambda index, _: came.append(index))
     value.backward()
     assert came == []
     sums.finish()
@@ -160,13 +162,12 @@ def test_a_step_that_failed_half_way_leaves_no_trace(model):
         raise RuntimeError("the group broke")
 
     sums.begin()
-    sums.add(0)
+    sums.add(Node(0, 0))
     loss(model, 1).backward()
     value = loss(model, 2)
-    sums.arm(2, (), fail)
+    sums.arm(Node(0, 2), (), fail)
     with pytest.raises(RuntimeError, match="the group broke"):
         value.backward()
-        sums.finish()
     for renew in (False, True):
         if renew:
             sums.renew()
@@ -189,7 +190,7 @@ def test_memory_is_used_again_until_it_is_renewed(model):
         sums.begin()
         for shard in (1, 2):
             loss(model, shard).backward()
-            sums.add(shard)
+            sums.add(Node(0, shard))
         sums.hand_over(note)
     assert held
     n = len(where) // 3
@@ -203,7 +204,7 @@ def test_sparse_gradients_are_refused_by_name_of_the_option():
     sums.begin()
     embedding(torch.tensor([1])).sum().backward()
     with pytest.raises(TypeError, match="sparse=False"):
-        sums.add(0)
+        sums.add(Node(0, 0))
 
 
 def test_reentrant_checkpointing_is_refused_where_a_gradient_comes_twice():
@@ -212,6 +213,6 @@ def test_reentrant_checkpointing_is_refused_where_a_gradient_comes_twice():
     x = torch.randn(3, 2, requires_grad=True)
     sums.begin()
     value = sum(checkpoint(layer, x, use_reentrant=True).sum() for _ in range(2))
-    sums.arm(0, (), lambda index, partials: None)
+    sums.arm(Node(0, 0), (), lambda index, partials: None)
     with pytest.raises(RuntimeError, match="use_reentrant=False"):
         value.backward()

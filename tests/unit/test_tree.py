@@ -31,7 +31,7 @@ def partitions(num_shards):
 def folded(values, shards):
     fold = Fold(operator.add)
     for shard in shards:
-        fold.push(shard, values.get(shard))
+        fold.push(Node(0, shard), values.get(shard))
     return fold.partials
 
 
@@ -78,11 +78,11 @@ def test_adding_in_place_to_the_left_sibling_changes_nothing(world):
         fold = Fold(operator.add)
         for shard in owned.shards:
             value = values.get(shard)
-            left = None if value is None else fold.pop_left_sibling(shard)
+            left = None if value is None else fold.pop_left_sibling(Node(0, shard))
             if left is None:
-                fold.push(shard, value)
+                fold.push(Node(0, shard), value)
             else:
-                fold.push_node(Node(0, shard).parent, left + value)
+                fold.push(Node(0, shard).parent, left + value)
         assert fold.partials == folded(values, owned.shards)
 
 
@@ -92,7 +92,7 @@ def test_an_absent_shard_is_not_a_zero(world):
     values, num_shards, ranges, _ = world
     partials = {}
     for owned in ranges:
-        partials |= folded({shard: -0.0 for shard in values}, owned.shards)
+        partials |= folded(dict.fromkeys(values, -0.0), owned.shards)
     assert total(partials, num_shards, operator.add).hex() == "-0x0.0p+0"
 
 
@@ -100,7 +100,7 @@ def test_the_association_is_that_of_the_tree():
     terms = {shard: str(shard) for shard in range(8) if shard != 5}
     fold = Fold(lambda a, b: f"({a}{b})")
     for shard in range(8):
-        fold.push(shard, terms.get(shard))
+        fold.push(Node(0, shard), terms.get(shard))
     assert fold.partials == {Node(3, 0): "(((01)(23))(4(67)))"}
     assert total({Node(0, 1): "1", Node(1, 3): "c", Node(0, 2): "2"}, 8, "({}{})".format) == "((12)c)"
 
@@ -109,7 +109,7 @@ def test_every_value_added_into_another_is_released_once():
     released = []
     fold = Fold(lambda a, b: a, released.append)
     for shard in range(1, 8):
-        fold.push(shard, f"v{shard}")
+        fold.push(Node(0, shard), f"v{shard}")
     assert sorted(released + list(fold.partials.values())) == [f"v{shard}" for shard in range(1, 8)]
 
 

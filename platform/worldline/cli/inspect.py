@@ -1,4 +1,4 @@
-"""Commands that look at runs and change nothing: status, watch, verify, report.
+"""Commands that look at runs and change nothing: status, watch, verify, audit, report.
 
 They read the run's folder only. What is slow to import is imported by the command that needs it.
 """
@@ -6,10 +6,12 @@ They read the run's folder only. What is slow to import is imported by the comma
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -18,9 +20,13 @@ from worldline.tracking import jsonl
 from worldline.tracking.log import EVENTS, STEPS, event_of, read_steps
 from worldline.tracking.status import STATUS, Status, read_status
 
+if TYPE_CHECKING:
+    from worldline.data.audit import Audit
+
 WRONG_USAGE = 64
 POLL_S = 0.25
-_RUN_FILES = (STATUS, STEPS, "run.json")
+RUN, MANIFEST = "run.json", "data/manifest.json"
+_RUN_FILES = (STATUS, STEPS, RUN)
 
 storage_option = click.option(
     "--storage", default="./runs", show_default=True, help="Folder that holds the runs."
@@ -83,7 +89,8 @@ def watch(run: str, storage: str) -> None:
     newest: Status | None = None
     try:
         while newest is None or not newest.state.over:
-            newest = read_status(folder) or newest
+            seen = read_status(folder)
+            newest = newest if seen is None else dataclasses.replace(seen, storage=str(folder))
             for fields in events.read():
                 console.event(event_of(fields))
             if newest is not None:
@@ -92,7 +99,7 @@ def watch(run: str, storage: str) -> None:
             if newest is None or not newest.state.over:
                 time.sleep(POLL_S)
     finally:
-        console.close("" if newest is None else describe(newest, time.time()))
+        console.close("" if newest is None or newest.state.over else f"{run} goes on without a watcher")
 
 
 @click.command()
@@ -110,12 +117,61 @@ def verify(run_a: str, run_b: str, storage: str) -> None:
         except ValueError as error:
             _fail(str(error))
     result = compare(steps[0], steps[1])
-    counts = f"{run_a} has {result.num_a} steps, {run_b} has {result.num_b}, both have {result.num_common}"
+    counts = f"{run_a} has {result.num_a} steps, {run_b} has {result.num_b}"
     if result.difference is not None:
         _fail(f"different: {result.difference} ({counts})")
     if result.num_common == 0:
         _fail(f"nothing to compare: {counts}")
-    click.echo(f"equal: {counts}, {result.num_digests} with state digests", err=True)
+    common = f"{result.num_common} common steps, {result.num_digests} with digests of the whole state"
+    click.echo(f"equal, bit by bit: {common} ({counts})", err=True)
+
+
+@click.command()
+@click.argument("run")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to standard output.")
+@storage_option
+def audit(run: str, as_json: bool, storage: str) -> None:
+    """Whether RUN trained every row once. Exits 1 if its log does not prove it.
+
+    Plans anew, from the stored job and manifest, which rows each step had to train, and compares their digest
+    with the one that the workers took of the rows they were given.
+    """
+    from worldline.data.audit import audit as hold_against
+    from worldline.data.manifest import Manifest
+    from worldline.job.spec import Job
+    from worldline.worker.plans import training_plan
+
+    folder = find_run(run, storage)
+    try:
+        job = Job.model_validate(json.loads((folder / RUN).read_text())["job"])
+        manifest = Manifest.from_json((folder / MANIFEST).read_text())
+    except FileNotFoundError as error:
+        raise WrongUsage(
+            f"{error.filename} is missing: nothing says which rows the run had to train"
+        ) from error
+    plan = training_plan(job, manifest, transform_digest="")  # plays no part in which rows a step trains
+    try:
+        result = hold_against(plan, read_steps(folder / STEPS))
+    except ValueError as error:
+        _fail(str(error))
+    if result.num_steps == 0:
+        _fail(f"nothing to audit: {run} has no completed step")
+    if as_json:
+        counts = {"steps": result.num_steps, "skipped": result.num_skipped, "rows": result.rows}
+        epochs = [dataclasses.asdict(epoch) | {"of_rows": manifest.num_rows} for epoch in result.epochs]
+        proven = not result.faults
+        click.echo(
+            json.dumps(
+                {"run": job.name, "every_row_once": proven}
+                | counts
+                | {"epochs": epochs, "faults": result.faults}
+            )
+        )
+    else:
+        for line in describe_audit(job.name, result, manifest.num_rows):
+            click.echo(line, err=True)
+    if result.faults:
+        sys.exit(1)
 
 
 @click.command()
@@ -158,9 +214,23 @@ def describe(status: Status, now: float) -> str:
     return "\n".join(f"{name:<8} {text}" for name, text in lines)
 
 
+def describe_audit(name: str, result: Audit, num_rows: int) -> Iterator[str]:
+    for fault in result.faults:
+        yield f"not proven: {fault}"
+    if result.faults:
+        return
+    counts = f"{result.rows:,} rows in {result.num_steps:,} steps"
+    yield f"every row once: {name} trained {counts}, each step the rows that the plan demands"
+    for epoch in result.epochs:
+        once = "each exactly once" if epoch.complete else "none twice; the epoch is not complete"
+        yield f"  epoch {epoch.epoch}  {epoch.rows:,} of {num_rows:,} rows, {once}"
+    if result.num_skipped:
+        yield f"  {result.num_skipped:,} steps left their update out because it was not finite"
+
+
 def _fail(message: str) -> NoReturn:
     click.echo(message, err=True)
     sys.exit(1)
 
 
-COMMANDS = [status, watch, verify, report]
+COMMANDS = [status, watch, verify, audit, report]

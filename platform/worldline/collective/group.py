@@ -207,7 +207,7 @@ def form_gloo(
             options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
             options._timeout = timedelta(seconds=timeout_s)
             options._threads = 2
-            options._devices = [dist.ProcessGroupGloo.create_device(hostname=address, lazy_init=True)]
+            options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
             connection = _idle_connection(store)
             meeting = PrefixStore(f"{prefix}/lane{lane}", connection)
             lanes[lane] = dist.ProcessGroupGloo(meeting, rank, size, options)

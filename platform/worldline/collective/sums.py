@@ -13,18 +13,20 @@ from worldline.collective.buckets import Bucket, Slab, SlabPool
 from worldline.collective.tree import Fold, Node
 
 OnBucket = Callable[[int, dict[Node, Slab]], None]
+Pushed = tuple[Node, Sequence[Slab] | None]
 
 
 class GradientSums:
     """Collects what backward leaves in `parameter.grad`.
 
     Protocol of one step: `begin()`; then, for each leaf in ascending order, run its backward passes
-    (gradients of several micro-batches add up in `parameter.grad`) and call `add(leaf)`, or `skip(leaf)`
-    where it has no rows. For the last leaf with rows call `arm(leaf, absent, on_bucket)` before its last
-    backward, `absent` being the leaves without rows behind it, and `finish()` after it instead of `add`:
-    `on_bucket(index, partials)` is then called once a bucket, always in bucket order, as soon as backward has
-    completed the bucket, while the rest is still being computed. Where no leaf has rows,
-    `hand_over(on_bucket)`. The partials stay valid until `begin()`.
+    (gradients of several micro-batches add up in `parameter.grad`) and call `add(leaf)`, or `push(node,
+    slabs)` for what need not be run: slabs, one a bucket, where the sums are known, None where there are no
+    rows. For the last leaf that is run call `arm(leaf, behind, on_bucket)` before its last backward, `behind`
+    being what is to be pushed after it, and `finish()` after it instead of `add`: `on_bucket(index,
+    partials)` is then called once a bucket, always in bucket order, as soon as backward has completed the
+    bucket, while the rest is still being computed. Where no leaf is run, `hand_over(on_bucket)`. The partials
+    stay valid until `begin()`. `take()` takes them out, to be pushed in a later try at the same step.
 
     A leaf is a logical shard; where the tree does not matter, the caller may run all shards as one leaf.
     """
@@ -33,8 +35,8 @@ class GradientSums:
         self._buckets = buckets
         self._pool = SlabPool(buckets)
         self._folds: list[Fold[Slab]] = []
-        self._leaf = -1
-        self._absent: Sequence[int] = ()
+        self._leaf = Node(0, 0)
+        self._behind: Sequence[Pushed] = ()
         self._on_bucket: OnBucket | None = None
         self._waiting: list[int] = []
         self._next = 0
@@ -63,18 +65,17 @@ class GradientSums:
             for parameter in bucket.parameters:
                 parameter.grad = None
 
-    def skip(self, leaf: int) -> None:
-        """The leaf has no rows: absent, not zero."""
-        for fold in self._folds:
-            fold.push(leaf, None)
+    def push(self, node: Node, slabs: Sequence[Slab] | None) -> None:
+        for index, fold in enumerate(self._folds):
+            fold.push(node, None if slabs is None else slabs[index])
 
-    def add(self, leaf: int) -> None:
+    def add(self, leaf: Node) -> None:
         for bucket in self._buckets:
             self._add_bucket(bucket, leaf)
 
-    def arm(self, leaf: int, absent: Sequence[int], on_bucket: OnBucket) -> None:
+    def arm(self, leaf: Node, behind: Sequence[Pushed], on_bucket: OnBucket) -> None:
         self._leaf = leaf
-        self._absent = absent
+        self._behind = behind
         self._on_bucket = on_bucket
         self._waiting = [len(bucket.parameters) for bucket in self._buckets]
         self._next = 0
@@ -88,6 +89,12 @@ class GradientSums:
     def hand_over(self, on_bucket: OnBucket) -> None:
         for index, fold in enumerate(self._folds):
             on_bucket(index, fold.partials)
+
+    def take(self) -> dict[Node, list[Slab]]:
+        """The partial sums, no longer this object's. Call it between leaves, or after `finish`."""
+        folds, self._folds = self._folds, []
+        nodes = folds[0].partials if folds else ()
+        return {node: [fold.partials[node] for fold in folds] for node in nodes}
 
     def _make_hook(self, index: int) -> Callable[[torch.Tensor], None]:
         def hook(_: torch.Tensor) -> None:
@@ -108,12 +115,12 @@ class GradientSums:
         assert self._on_bucket is not None
         index = self._next
         self._add_bucket(self._buckets[index], self._leaf)
-        for leaf in self._absent:
-            self._folds[index].push(leaf, None)
+        for node, slabs in self._behind:
+            self._folds[index].push(node, None if slabs is None else slabs[index])
         self._next += 1
         self._on_bucket(index, self._folds[index].partials)
 
-    def _add_bucket(self, bucket: Bucket, leaf: int) -> None:
+    def _add_bucket(self, bucket: Bucket, leaf: Node) -> None:
         """Move the gradients of one bucket out of the parameters, into their leaf or the waiting sibling."""
         fold = self._folds[bucket.index]
         slab = fold.pop_left_sibling(leaf)
@@ -124,10 +131,7 @@ class GradientSums:
         for parameter in bucket.parameters:
             parameter.grad = None
         _deposit(slab, gradients, in_place)
-        if in_place:
-            fold.push_node(Node(0, leaf).parent, slab)
-        else:
-            fold.push(leaf, slab)
+        fold.push(leaf.parent if in_place else leaf, slab)
 
     def _releaser(self, index: int) -> Callable[[Slab], None]:
         return lambda slab: self._pool.give(index, slab)

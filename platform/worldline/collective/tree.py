@@ -34,6 +34,14 @@ class Node(NamedTuple):
         return bool(self.place & 1)
 
     @property
+    def start(self) -> int:
+        return self.place << self.level
+
+    @property
+    def stop(self) -> int:
+        return (self.place + 1) << self.level
+
+    @property
     def sibling(self) -> Node:
         return Node(self.level, self.place ^ 1)
 
@@ -59,7 +67,8 @@ def present(nodes: Collection[Node], shards: Collection[int]) -> tuple[Node, ...
 class Fold(Generic[T]):
     """Adds shard values, coming in ascending order, into maximal subtrees, as a binary counter carries.
 
-    Protocol: `push(shard, value)` for each shard of a contiguous range, value None where the shard is absent;
+    Protocol: `push(node, value)` for disjoint subtrees, mostly leaves, that tile a contiguous range from left
+    to right, value None where all shards of it are absent;
     then `partials` holds the present maximal subtrees of what was pushed. A value given to `push` belongs to
     the fold; `release` is called with each value that has been added into another and may be used again.
     """
@@ -69,10 +78,7 @@ class Fold(Generic[T]):
         self._release = release
         self._stack: list[tuple[Node, T | None]] = []
 
-    def push(self, shard: int, value: T | None) -> None:
-        self.push_node(Node(0, shard), value)
-
-    def push_node(self, node: Node, value: T | None) -> None:
+    def push(self, node: Node, value: T | None) -> None:
         while node.is_right and self._stack and self._stack[-1][0] == node.sibling:
             _, left = self._stack.pop()
             if left is not None and value is not None:
@@ -83,12 +89,11 @@ class Fold(Generic[T]):
             node = node.parent
         self._stack.append((node, value))
 
-    def pop_left_sibling(self, shard: int) -> T | None:
-        """Take out the value of the leaf to the left of `shard`, where there is one, to be added to in place.
+    def pop_left_sibling(self, node: Node) -> T | None:
+        """Take out the value of the left sibling of `node`, where there is one, to be added to in place.
 
-        The caller pushes the sum back at the leaf's parent.
+        The caller pushes the sum back at their parent.
         """
-        node = Node(0, shard)
         if node.is_right and self._stack and self._stack[-1][0] == node.sibling:
             value = self._stack[-1][1]
             if value is not None:

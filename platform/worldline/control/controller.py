@@ -151,8 +151,8 @@ class Controller:
                 self._top_up(now)
                 return now + PULSE_S if until is None else until
             case Wait(reason, until):
-                self._top_up(now)
-                return self._wait(reason, until, now)
+                if not self._top_up(now):
+                    return self._wait(reason, until, now)
             case Abandon(ids, reason):
                 self._pause(now, RunState.RECOVERING, reason)
                 for id in ids:
@@ -172,17 +172,19 @@ class Controller:
                 raise AssertionError("the loop ends before")
         return None
 
-    def _top_up(self, now: float) -> None:
-        """Keep as many workers asked for as are wanted. Only while there is nothing more urgent to do: never
-        between a failure and the next generation."""
+    def _top_up(self, now: float) -> int:
+        """Keep as many workers asked for as are wanted; returns how many were missing. Only while there is
+        nothing more urgent to do: never between a failure and the next generation."""
         sensors = self._sensors
         broken = sensors.membership.training and sensors.membership.trouble
         if sensors.stop is not None or broken or now < sensors.request_from:
-            return
-        for _ in range(planner.missing(sensors.membership, self._limits)):
+            return 0
+        missing = planner.missing(sensors.membership, self._limits)
+        for _ in range(missing):
             id = self._cluster.request()
             sensors.membership = sensors.membership.requested(id, now)
             self._journal.event(EventKind.WORKER_REQUESTED, workers=[id])
+        return missing
 
     def _wait(self, reason: str, until: float, now: float) -> float | None:
         if now >= until:
@@ -234,7 +236,8 @@ class Controller:
         )
         self._save_again = False
         self._pause_since = now if self._pause_since is None else self._pause_since
-        sensors.membership = membership.formed(form.ids, point.position, now)
+        shards = {id: order.ranges[order.rank] for id, order in orders.items()}
+        sensors.membership = membership.formed(form.ids, point.position, now, shards)
         self._journal.generation(sensors.membership.generation)
         for id, order in orders.items():
             self._cluster.train(id, order)

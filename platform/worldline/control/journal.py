@@ -41,6 +41,7 @@ class Journal:
 
     def mute(self) -> None:
         self._muted = True
+        self._writer.abandon()
 
     @property
     def status(self) -> Status:
@@ -129,7 +130,8 @@ class Journal:
     def close(self, state: RunState, reason: str, summary: str) -> None:
         self._status = replace(self._status, state=state, reason=reason, workers=(), world=0, standbys=0)
         self._write(now=True)
-        self._writer.close()
+        if not self._muted:
+            self._writer.close()
         self._console.close(summary)
 
     def _write(self, *, now: bool) -> None:

@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from types import MappingProxyType
 
 from worldline.worker.orders import EndKind, GenerationEnd, Hello
-from worldline.world import Position
+from worldline.world import Position, ShardRange
 
 START = Position(0)
 
@@ -32,7 +33,7 @@ class MemberState(StrEnum):
 class Member:
     """One worker. since: when it came into its state. The rest is of the current generation.
 
-    end: how the generation ended for it, None while it trains. asked: when it was told to abandon it. heard:
+    shards: what it computes. end: how the generation ended for it, None while it trains. asked: when it was told to abandon it. heard:
     when its process last answered anything after that.
     """
 
@@ -41,6 +42,7 @@ class Member:
     since: float
     hello: Hello | None = None
     rank: int = -1
+    shards: ShardRange | None = None
     end: GenerationEnd | None = None
     asked: float | None = None
     heard: float | None = None
@@ -129,7 +131,13 @@ class Membership:
     def asked_to_halt(self, now: float) -> Membership:
         return replace(self, halting=now)
 
-    def formed(self, ids: Sequence[str], position: Position, now: float) -> Membership:
+    def formed(
+        self,
+        ids: Sequence[str],
+        position: Position,
+        now: float,
+        shards: Mapping[str, ShardRange] = MappingProxyType({}),
+    ) -> Membership:
         """The next generation, with `ids` as ranks 0, 1, ...; a member left out becomes a standby again."""
         for member in self.current:
             if member.training:
@@ -141,7 +149,7 @@ class Membership:
                 if member.state is MemberState.REQUESTED:
                     raise ValueError(f"worker {id} is not ready")
                 since = member.since if member.state is MemberState.MEMBER else now
-                members[id] = Member(id, MemberState.MEMBER, since, member.hello, ranks[id])
+                members[id] = Member(id, MemberState.MEMBER, since, member.hello, ranks[id], shards.get(id))
             elif member.state is MemberState.MEMBER:
                 members[id] = Member(id, MemberState.STANDBY, now, member.hello)
             else:

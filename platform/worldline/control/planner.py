@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from worldline.control.membership import Member, Membership, MemberState
 from worldline.worker.orders import EndKind, GenerationOrder
-from worldline.world import Position, assign
+from worldline.world import Position, ShardRange, assign_near
 
 NOWHERE = Position(-1)
 
@@ -70,12 +70,13 @@ class Halt:
 class Form:
     """Form the next generation with these workers as ranks 0, 1, ...
 
-    position: the truth that `sources` (ranks) hold; None if nobody holds any state.
+    position: the truth that `sources` (ranks) hold; None if nobody holds any state. before: the shards each had.
     """
 
     ids: tuple[str, ...]
     sources: tuple[int, ...]
     position: Position | None
+    before: tuple[ShardRange | None, ...]
 
 
 @dataclass(frozen=True)
@@ -131,8 +132,10 @@ def _collect(membership: Membership, training: list[Member], limits: Limits, now
     unasked = tuple(m.id for m in training if m.asked is None)
     if unasked:
         return Abandon(unasked, membership.trouble)
-    silent_at = {m.id: max(m.asked or now, m.heard or m.asked or now) + limits.answer_s for m in training}
-    busy_until = {m.id: (m.asked or now) + max(limits.timeout_s, limits.answer_s) for m in training}
+    asked = {m.id: m.asked for m in training if m.asked is not None}
+    heard = {m.id: m.heard for m in training if m.heard is not None}
+    silent_at = {id: heard.get(id, since) + limits.answer_s for id, since in asked.items()}
+    busy_until = {id: since + max(limits.timeout_s, limits.answer_s) for id, since in asked.items()}
     for deadlines, reason in (
         (silent_at, f"did not answer for {limits.answer_s:g} s"),
         (busy_until, f"did not say within {limits.timeout_s:g} s where it is"),
@@ -186,10 +189,11 @@ def _form(
     # Who holds the most comes first, so that rank 0 holds the truth; then the old ranks.
     chosen = sorted(ready, key=held, reverse=True)[: limits.max]
     truth = held(chosen[0])
+    ids, before = tuple(m.id for m in chosen), tuple(m.shards for m in chosen)
     if truth == NOWHERE:
-        return Form(tuple(m.id for m in chosen), (), None)
+        return Form(ids, (), None, before)
     sources = tuple(rank for rank, m in enumerate(chosen) if held(m) == truth)
-    return Form(tuple(m.id for m in chosen), sources, truth)
+    return Form(ids, sources, truth, before)
 
 
 def _gathered(membership: Membership, limits: Limits, now: float) -> float | None:
@@ -217,6 +221,7 @@ def orders(
     from the start, which every worker holds as built).
     """
     ranks = range(len(form.ids))
+    shards = assign_near(limits.num_shards, form.before)
     nobody = form.position is None
     if not nobody:
         sources = form.sources
@@ -229,7 +234,7 @@ def orders(
         id: GenerationOrder(
             generation=generation,
             rank=rank,
-            ranges=assign(limits.num_shards, len(form.ids)),
+            ranges=shards,
             position=position,
             sources=sources,
             receivers=receivers,

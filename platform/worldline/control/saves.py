@@ -107,7 +107,7 @@ class Saves:
         self._thread.join(timeout_s)
 
     def _release(self) -> None:
-        for step in [step for step in self._whole if step <= self._reached]:
+        for step in sorted(step for step in self._whole if step <= self._reached):
             self._committing.add(step)
             self._work.put(self._whole.pop(step))
 

@@ -7,39 +7,32 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Protocol, TextIO
 
 from rich.console import Console as RichConsole
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.live import Live
-from rich.panel import Panel
-from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.spinner import Spinner
 from rich.text import Text
 
-from worldline.events import Event, EventKind
-from worldline.tracking.incidents import INCIDENT_KINDS
-from worldline.tracking.status import RunState, Status
+from worldline.events import Event
+from worldline.tracking.ending import ending
+from worldline.tracking.narrate import Narrator, Sentence, Tone
+from worldline.tracking.numbers import duration, number
+from worldline.tracking.panel import NUM_SENTENCES, panel
+from worldline.tracking.status import RunState, Status, read_status
 
 PROGRESS_S = 5.0
 REFRESH_HZ = 4.0
-NUM_EVENTS = 5
-
-_COLORS = {
-    RunState.RUNNING: "green",
-    RunState.FINISHED: "green",
-    RunState.STARTING: "cyan",
-    RunState.WAITING: "yellow",
-    RunState.RECOVERING: "yellow",
-    RunState.DRAINING: "yellow",
-    RunState.FAILED: "red",
-    RunState.STOPPED: "red",
-}
 
 
 class Console(Protocol):
-    """Protocol: `update` some times a second, `event` for each event, `close` once with the run's last word,
-    all from one thread and all cheap."""
+    """Protocol: `update` some times a second, `event` for each event, `close` once, all from one thread and
+    all cheap. summary: how it ended in one line, and below it what else must be known; a run whose folder
+    says how it ended gets a block with its numbers for that one line.
+    """
 
     def update(self, status: Status, lr: float | None = None) -> None: ...
 
@@ -78,30 +71,35 @@ class PlainConsole:
         self._stream = stream
         self._clock = clock
         self._pace = Pace()
+        self._narrator = Narrator()
+        self._status: Status | None = None
         self._said_at = -math.inf
         self._said: tuple[RunState, int] | None = None
-        self._started = False
 
     def update(self, status: Status, lr: float | None = None) -> None:
         now = self._clock()
-        self._pace.see(now, status.step)
-        if not self._started:
-            self._started = True
-            self._say(
-                f"{status.run}: attempt {status.attempt}, step {_of(status.step, status.steps)}, "
-                f"world {status.min} to {status.max}, in {status.storage}"
-            )
+        first, self._status = self._status is None, status
+        if status.step:  # the start is no part of the pace
+            self._pace.see(now, status.step)
+        if first:
+            self._say(first_line(status))
             self._said_at, self._said = now, (status.state, status.step)
-        if now - self._said_at < PROGRESS_S or (status.state, status.step) == self._said:
+        unchanged = (status.state, status.step) == self._said
+        begins = status.state is RunState.RUNNING and status.loss is None
+        if now - self._said_at < PROGRESS_S or unchanged or begins:
             return
         self._said_at, self._said = now, (status.state, status.step)
         self._say(progress_line(status, lr, self._pace.seconds_left(now, status.step, status.steps)))
 
     def event(self, event: Event) -> None:
-        self._say(event_line(event))
+        status = self._status
+        sentence = self._narrator.tell(event, status.max if status else event.world_after)
+        if sentence is not None:
+            self._say(f"{place(event.step, status.steps)}  {sentence.text}" if status else sentence.text)
 
     def close(self, summary: str) -> None:
-        self._say(summary)
+        for line in last_lines(self._status, summary):
+            self._say(line)
 
     def _say(self, line: str) -> None:
         self._stream.write(line + "\n")
@@ -114,9 +112,11 @@ class LiveConsole:
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._pace = Pace()
+        self._narrator = Narrator()
         self._status: Status | None = None
         self._lr: float | None = None
-        self._events: deque[Event] = deque(maxlen=NUM_EVENTS)
+        self._told: tuple[tuple[str, Sentence], ...] = ()
+        self._starting = Spinner("dots", Text("starting", style="dim"))
         self._console = RichConsole(file=stream)
         self._live = Live(
             console=self._console,
@@ -128,113 +128,72 @@ class LiveConsole:
 
     def update(self, status: Status, lr: float | None = None) -> None:
         self._status, self._lr = status, lr
-        self._pace.see(self._clock(), status.step)
+        if status.step:
+            self._pace.see(self._clock(), status.step)
 
     def event(self, event: Event) -> None:
-        self._events.append(event)
+        sentence = self._narrator.tell(event, self._status.max if self._status else event.world_after)
+        if sentence is None:
+            return
+        told, clock = self._told, time.strftime("%H:%M:%S", time.localtime(event.time))
+        if sentence.continues and told:
+            clock, before = told[-1]
+            told, sentence = told[:-1], Sentence(f"{before.text}, {sentence.text}", Tone.PLAIN)
+        self._told = (*told, (clock, sentence))[-NUM_SENTENCES:]
 
     def close(self, summary: str) -> None:
+        lines = last_lines(self._status, summary)
+        if self._status is not None:
+            self._status = _final(self._status) or self._status
         self._live.stop()
-        self._console.print(summary, markup=False, highlight=False)
+        for line in lines:
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _draw(self) -> RenderableType:
         status = self._status
         if status is None:
-            return Text("starting ...", style="dim")
+            return self._starting
         left = self._pace.seconds_left(self._clock(), status.step, status.steps)
-        return panel(status, self._lr, left, list(self._events))
+        return panel(status, self._lr, left, self._told, self._console.width)
 
 
-def panel(status: Status, lr: float | None, seconds_left: float | None, events: list[Event]) -> Panel:
-    color = _COLORS[status.state]
-    head = Table.grid(expand=True)
-    head.add_column(ratio=1)
-    head.add_column(justify="right")
-    state = Text(status.state.value, style=f"bold {color}")
-    if status.reason:
-        state.append(f"  {status.reason}", style="default")
-    head.add_row(state, Text(f"attempt {status.attempt}  generation {status.generation}", style="dim"))
-
-    bar = Table.grid(expand=True, padding=(0, 1))
-    bar.add_column()
-    bar.add_column(ratio=1)
-    bar.add_column(justify="right")
-    bar.add_row(
-        Text(f"step {_of(status.step, status.steps)}", style="bold"),
-        ProgressBar(
-            total=status.steps or 1, completed=status.step if status.steps else 0, complete_style=color
-        ),
-        f"ETA {duration(seconds_left)}",
-    )
-
-    values = Table.grid(expand=True)
-    cells = [
-        ("loss", number(status.loss)),
-        ("lr", number(lr)),
-        ("rows/s", number(status.rows_per_s, 0)),
-        ("world", f"{status.world} of {status.max}"),
-        ("goodput", "-" if status.goodput is None else f"{status.goodput:.1%}"),
-        ("incidents", str(status.incidents)),
-    ]
-    for _ in cells:
-        values.add_column(ratio=1)
-    values.add_row(*(Text(name, style="dim") for name, _ in cells))
-    values.add_row(*(Text(value, style="bold") for _, value in cells))
-
-    parts: list[RenderableType] = [head, bar, values]
-    if events:
-        parts.append(Text())
-        parts += [_event_text(event) for event in events]
-    return Panel(Group(*parts), title=status.run, title_align="left", border_style=color, padding=(0, 1))
+def first_line(status: Status) -> str:
+    goal = "" if status.steps is None else f" {status.steps} steps"
+    attempt = f" attempt {status.attempt}," if status.attempt > 1 else ""
+    workers = f"{status.min}" if status.min == status.max else f"{status.min} to {status.max}"
+    plural = "" if status.max == 1 else "s"
+    return f"{status.run}:{attempt}{goal} on {workers} worker{plural}, in {status.storage}"
 
 
 def progress_line(status: Status, lr: float | None, seconds_left: float | None) -> str:
-    parts = [
-        f"step {_of(status.step, status.steps)}",
-        f"loss {number(status.loss)}",
-        f"lr {number(lr)}",
-        f"{number(status.rows_per_s, 0)} rows/s",
-        f"world {status.world} of {status.max}",
-        f"ETA {duration(seconds_left)}",
-    ]
+    parts = [place(status.step, status.steps)]
     if status.state is not RunState.RUNNING:
-        parts.insert(0, status.state.value + (f" ({status.reason})" if status.reason else ""))
+        parts.append(status.state.lower() + (f": {status.reason}" if status.reason else ""))
+        return "  ".join(parts)
+    parts += [
+        f"loss {number(status.loss):<6}",
+        f"lr {number(lr, significant=3):<8}",
+        f"{number(status.rows_per_s, 0):>5} rows/s",
+        f"{status.world} of {status.max} workers",
+    ]
+    if seconds_left is not None:
+        parts.append(f"{duration(seconds_left)} left")
     return "  ".join(parts)
 
 
-def event_line(event: Event) -> str:
-    parts = [f"{event.kind.value}: step {event.step}, generation {event.generation}"]
-    if event.world_before != event.world_after:
-        parts.append(f"world {event.world_before} -> {event.world_after}")
-    if event.workers:
-        parts.append(" ".join(event.workers))
-    if event.seconds is not None:
-        parts.append(f"{event.seconds:.3f} s")
-    line = ", ".join(parts)
-    return f"{line}: {event.reason}" if event.reason else line
+def place(step: int, steps: int | None) -> str:
+    return f"step {step}" if steps is None else f"step {step:>{len(str(steps))}}/{steps}"
 
 
-def number(value: float | None, digits: int | None = None) -> str:
-    """Four significant digits, or so many behind the point; "-" for none."""
-    if value is None:
-        return "-"
-    return f"{value:.4g}" if digits is None else f"{value:,.{digits}f}"
+def last_lines(status: Status | None, summary: str) -> list[str]:
+    final = None if status is None else _final(status)
+    said = summary.splitlines()
+    return said if final is None else ending(final, said[1:])
 
 
-def duration(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
-
-
-def _of(step: int, steps: int | None) -> str:
-    return f"{step}" if steps is None else f"{step}/{steps}"
-
-
-def _event_text(event: Event) -> Text:
-    clock = time.strftime("%H:%M:%S", time.localtime(event.time))
-    color = "red" if event.kind in INCIDENT_KINDS or event.kind is EventKind.FAILED else "default"
-    text = Text(f"{clock}  ", style="dim", no_wrap=True, overflow="ellipsis")
-    return text.append(event_line(event), style=color)
+def _final(status: Status) -> Status | None:
+    """What the run's folder says of this attempt's end; None if nothing, or if it is another driver's now."""
+    final = read_status(Path(status.storage))
+    if final is None or not final.state.over or final.attempt != status.attempt:
+        return None
+    return replace(final, storage=status.storage)

@@ -12,11 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from worldline.tracking.console import duration, number
 from worldline.tracking.figure import draw
-from worldline.tracking.incidents import Incident
 from worldline.tracking.log import EVALUATIONS, EVENTS, STEPS, read_evaluations, read_events, read_steps
-from worldline.tracking.summary import Summary, summarize
+from worldline.tracking.numbers import duration, number
+from worldline.tracking.summary import Stretch, Summary, summarize
 
 HTML, PNG = "report.html", "report.png"
 MAX_ROWS = 200
@@ -32,7 +31,7 @@ def write_report(run_dir: Path) -> Path:
     name = str(identity.get("name") or identity.get("run") or run_dir.resolve().name)
 
     picture = run_dir / f".{PNG}.{os.getpid()}"
-    draw(picture, name, steps, events, evaluations)
+    draw(picture, name, steps, events, evaluations, summary)
     page = render(name, summary, identity, picture.read_bytes())
     os.replace(picture, run_dir / PNG)
     temporary = run_dir / f".{HTML}.{os.getpid()}"
@@ -48,7 +47,8 @@ def render(name: str, summary: Summary, identity: Mapping[str, Any], picture: by
         _cards(summary),
         f'<figure><img alt="Loss and world over the steps" src="data:image/png;base64,{image}"></figure>',
         _time_split(summary),
-        _incident_section(summary.incidents),
+        _incident_section(summary),
+        _stretch_section(summary.stretches),
         _epoch_section(summary),
         _evaluation_section(summary.evaluations),
         _identity_section(summary, identity),
@@ -75,7 +75,7 @@ def _cards(summary: Summary) -> str:
         ("last loss", last, f"from {first}"),
         ("rows per second", number(summary.rows_per_s, 0), "while in steps"),
         ("goodput", goodput, "of the time in steps that count"),
-        ("incidents", str(len(summary.incidents)), _recovery_note(summary.incidents)),
+        ("incidents", str(len(summary.incidents)), _recovery_note(summary)),
     ]
     inner = "".join(
         f"<div class=card><div class=label>{label}</div><div class=value>{value}</div>"
@@ -85,9 +85,9 @@ def _cards(summary: Summary) -> str:
     return f"<div class=cards>{inner}</div>"
 
 
-def _recovery_note(found: Sequence[Incident]) -> str:
-    times = [incident.recovery_s for incident in found if incident.recovery_s is not None]
-    return f"longest recovery {max(times):.2f} s" if times else ""
+def _recovery_note(summary: Summary) -> str:
+    times = [seconds for seconds in summary.resumed_s if seconds is not None]
+    return f"next step within {max(times):.2f} s" if times else ""
 
 
 def _time_split(summary: Summary) -> str:
@@ -96,6 +96,7 @@ def _time_split(summary: Summary) -> str:
     known = {"compute": summary.compute_s, "reduce": summary.reduce_s, "data": summary.data_s}
     known["other"] = max(summary.step_s - sum(known.values()), 0.0)
     whole = sum(known.values())
+    known = {part: seconds for part, seconds in known.items() if seconds >= 0.0005 * whole}
     bar = "".join(
         f'<div class="part {part}" style="width:{seconds / whole:.3%}"></div>'
         for part, seconds in known.items()
@@ -107,8 +108,8 @@ def _time_split(summary: Summary) -> str:
     return f"<h2>Where a step's time went</h2><div class=bar>{bar}</div><div class=legend>{legend}</div>"
 
 
-def _incident_section(found: Sequence[Incident]) -> str:
-    if not found:
+def _incident_section(summary: Summary) -> str:
+    if not summary.incidents:
         return "<h2>Incidents</h2><p>None.</p>"
     rows = [
         (
@@ -116,14 +117,31 @@ def _incident_section(found: Sequence[Incident]) -> str:
             incident.event.kind.value.replace("_", " "),
             incident.event.step,
             " ".join(incident.event.workers),
-            "" if incident.recovery_s is None else f"{incident.recovery_s:.3f}",
+            "" if incident.recovery_s is None else f"{incident.recovery_s:.3f} s",
+            "" if resumed_s is None else f"{resumed_s:.3f} s",
             incident.event.reason,
         )
-        for incident in found
+        for incident, resumed_s in zip(summary.incidents, summary.resumed_s, strict=True)
     ]
-    return "<h2>Incidents</h2>" + _table(
-        ("time (UTC)", "what", "#after step", "workers", "#recovery s", "reason"), rows
-    )
+    head = ("time (UTC)", "what", "#after step", "worker", "#regrouped in", "#next step done in", "reason")
+    return "<h2>Incidents</h2>" + _table(head, rows)
+
+
+def _stretch_section(stretches: Sequence[Stretch]) -> str:
+    if not stretches:
+        return ""
+    rows = [
+        (
+            f"{s.attempt}.{s.generation}",
+            f"{s.first:,} to {s.last:,}",
+            s.world,
+            f"{s.step_s:.3f} s",
+            f"{s.rows_per_s:,.0f}",
+        )
+        for s in stretches
+    ]
+    head = ("attempt.generation", "#steps", "#workers", "#median step", "#rows/s")
+    return "<h2>Generations</h2>" + _table(head, rows)
 
 
 def _epoch_section(summary: Summary) -> str:
@@ -131,8 +149,9 @@ def _epoch_section(summary: Summary) -> str:
         return ""
     rows = [(epoch.epoch, f"{epoch.steps:,}", f"{epoch.rows:,}") for epoch in summary.epochs]
     note = (
-        "<p class=sub>Each row is trained once an epoch; the rows digest of every step in the log proves it. "
-        "Whole epochs have equal numbers of rows; the last may be under way.</p>"
+        "<p class=sub>Each row is trained exactly once an epoch. <code>worldline audit</code> proves it: it "
+        "holds the digest of the rows that each step trained against the plan. The last epoch may be under "
+        "way.</p>"
     )
     return "<h2>Rows</h2>" + note + _table(("#epoch", "#steps", "#rows"), rows)
 
@@ -159,16 +178,21 @@ def _identity_section(summary: Summary, identity: Mapping[str, Any]) -> str:
     if summary.final_digest is not None:
         step, digest = summary.final_digest
         rows.append((f"state digest after step {step}", digest))
-    fingerprint = identity.get("numeric_fingerprint")
-    if isinstance(fingerprint, Mapping):
-        rows += [(str(key), str(value)) for key, value in fingerprint.items()]
+    if "job_digest" in identity:
+        rows.append(("job digest", str(identity["job_digest"])))
+    settings = identity.get("identity")
+    if isinstance(settings, Mapping):
+        rows += [(str(key), str(value).strip('"')) for key, value in settings.items()]
     if not rows:
         return ""
     body = "".join(
         f"<tr><td>{html.escape(key)}</td><td><code>{html.escape(value)}</code></td></tr>"
         for key, value in rows
     )
-    return f"<h2>Identity</h2><div class=scroll><table class=facts><tbody>{body}</tbody></table></div>"
+    return (
+        "<h2>Identity</h2><p class=sub>What decides the numbers, as far as the job differs from the defaults."
+        f"</p><div class=scroll><table class=facts><tbody>{body}</tbody></table></div>"
+    )
 
 
 def _table(head: Sequence[str], rows: Sequence[Iterable[object]]) -> str:
@@ -237,6 +261,7 @@ img {{ width: 100%; height: auto; display: block; }}
 table {{ border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums; min-width: 320px; }}
 th {{ text-align: left; font-weight: 600; color: var(--muted); font-size: 12.5px; }}
 th, td {{ padding: 6px 18px 6px 0; border-bottom: 1px solid var(--line); vertical-align: top; }}
+table:not(.facts) td:nth-child(-n+2) {{ white-space: nowrap; }}
 .n {{ text-align: right; white-space: nowrap; }}
 .facts td:first-child {{ color: var(--muted); white-space: nowrap; }}
 code {{ font: 13px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; overflow-wrap: anywhere; }}

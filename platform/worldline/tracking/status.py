@@ -113,6 +113,12 @@ class StatusWriter:
         self._thread.join(timeout=5)
         self._flush()
 
+    def abandon(self) -> None:
+        """Close, and write nothing any more: the file is another driver's now."""
+        with self._writing:
+            self._newest = None
+        self.close()
+
     def _run(self) -> None:
         while not self._closing.wait(INTERVAL_S):
             beat = not self._dirty.wait(HEARTBEAT_S)

@@ -21,9 +21,9 @@ from worldline.collective.tree import Fold, Node
 class BufferSums:
     """The buffers of one model over one step.
 
-    Protocol: `begin()`; for each shard `restore()`, run it, `add(leaf, rows)`; `partials(i)` go through the
-    exchange as further buckets; `apply(results, rows, moves)` or, where the step is not completed,
-    `restore()`.
+    Protocol: `begin()`; for each shard `restore()`, run it, `add(leaf, rows)`, or `push(node, slabs)` for
+    what need not be run, as in GradientSums; `partials(i)` go through the exchange as further buckets;
+    `apply(results, rows, moves)` or, where the step is not completed, `restore()`.
     """
 
     def __init__(self, model: torch.nn.Module, first_bucket: int) -> None:
@@ -43,6 +43,12 @@ class BufferSums:
 
     @torch.no_grad()
     def begin(self) -> None:
+        for place in self._places:
+            if (
+                place.now is not place.tensor
+            ):  # left there by an update that failed; a state was loaded into it
+                place.tensor.copy_(place.now)
+                place.holder[place.key] = place.tensor
         if self._floats:
             torch._foreach_copy_(self._initial_floats, self._floats)
         if self._integers:
@@ -59,14 +65,8 @@ class BufferSums:
             torch._foreach_copy_(self._integers, self._initial_integers)
 
     @torch.no_grad()
-    def add(self, leaf: int, rows: int) -> list[int]:
-        """Take the shard's changes; returns the integer buffers' moves (a scalar each, the largest
-        element's).
-        """
-        if rows == 0:
-            for fold in self._folds:
-                fold.push(leaf, None)
-            return [0] * len(self._integers)
+    def add(self, leaf: Node, rows: int) -> list[int]:
+        """Take the shard's changes; returns the integer buffers' moves, a scalar each."""
         start = 0
         floats = [_real(place.now) for place in self._float_places]
         for bucket, fold in zip(self.buckets, self._folds, strict=True):
@@ -81,6 +81,16 @@ class BufferSums:
             _move(place, before)
             for place, before in zip(self._integer_places, self._initial_integers, strict=True)
         ]
+
+    def push(self, node: Node, slabs: Sequence[Slab] | None) -> None:
+        for index, fold in enumerate(self._folds):
+            fold.push(node, None if slabs is None else slabs[index])
+
+    def take(self) -> dict[Node, list[Slab]]:
+        """The partial sums, no longer this object's, to be pushed in a later try at the same step."""
+        folds, self._folds = self._folds, []
+        nodes = folds[0].partials if folds else ()
+        return {node: [fold.partials[node] for fold in folds] for node in nodes}
 
     def partials(self, index: int) -> dict[Node, Slab]:
         return self._folds[index].partials

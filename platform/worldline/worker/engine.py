@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,7 +14,7 @@ import torch
 
 from worldline.collective.buckets import Slab, gradient_buckets
 from worldline.collective.exchange import BitwiseExchange, NativeExchange, WordExchange, exchange_bytes
-from worldline.collective.group import Abandoned, Group
+from worldline.collective.group import Abandoned, CollectiveFailed, Group
 from worldline.collective.sums import GradientSums
 from worldline.collective.tree import Node
 from worldline.data.ledger import rows_digest
@@ -22,6 +22,7 @@ from worldline.data.loader import Loader, MicroBatch
 from worldline.events import StepRecord
 from worldline.task import Loss, Task
 from worldline.worker.buffers import BufferSums
+from worldline.worker.kept import Finished, Kept, Visit, walk
 from worldline.worker.metrics import MetricSums, combine_metrics
 from worldline.worker.rng import seed_all
 from worldline.worker.words import StepTotals, StepWords
@@ -124,6 +125,8 @@ class Engine:
         self._sums = GradientSums(self._buckets)
         self._buffers = BufferSums(model, len(self._buckets))
         self._cancelled: Callable[[], bool] = lambda: False
+        self._broken: CollectiveFailed | Abandoned | None = None
+        self._finished = Finished(0)
         model.train()
 
     def join(self, membership: Membership, cancelled: Callable[[], bool]) -> None:
@@ -195,32 +198,63 @@ class Engine:
     ) -> tuple[StepTotals, dict[str, float], list[Slab]]:
         rows = self._plan.step_rows(step)
         owned = self._membership.shards
+        finished = self._finished if self._finished.step == step else Finished(step)
+        self._finished = Finished(step)
         self._sums.begin()
         self._exchange.begin(frozenset(v for v, n in enumerate(rows) if n))
         words = StepWords(owned.start, owned.stop - owned.start, self._buffers.num_integers)
         if halt:
             words.request_halt()
-        blobs: list[bytes] = []
-        last = max((v for v in owned.shards if rows[v]), default=None)
-        if last is None:
-            self._hand_over_nothing(owned, words, step)
-        for shard in owned.shards:
-            if last is None or shard > last:
-                break
-            if self._cancelled():
-                raise Abandoned(f"gave up step {step} at logical shard {shard} on order")
-            if not rows[shard]:
-                self._skip(shard)
-                continue
-            self._buffers.restore()
-            self._compute(step, shard, rows[shard], words, blobs, shard == last, clock)
-        clock.start_reduce()
-        self.phase = "reduce"
-        totals = StepTotals.combine(self._word_exchange.finish())
-        slabs = self._exchange.finish()
-        metrics = self._combine_metrics(blobs, totals)
+        metrics: dict[int, bytes] = {}
+        self._broken = None
+        try:
+            self._compute_all(step, rows, finished, words, metrics, clock)
+            clock.start_reduce()
+            self.phase = "reduce"
+            if self._broken is not None:
+                raise self._broken
+            totals = StepTotals.combine(self._word_exchange.finish())
+            slabs = self._exchange.finish()
+            combined = self._combine_metrics(metrics, totals)
+        except (CollectiveFailed, Abandoned):
+            self._keep(step, words, metrics)
+            raise
         clock.end_reduce()
-        return totals, metrics, slabs
+        return totals, combined, slabs
+
+    def _compute_all(
+        self,
+        step: int,
+        rows: Sequence[int],
+        finished: Finished,
+        words: StepWords,
+        metrics: dict[int, bytes],
+        clock: _Clock,
+    ) -> None:
+        """Every own shard in order: computed, taken from what was finished in an earlier try, or absent."""
+        visits = list(walk(self._membership.shards, rows, finished.sums))
+        to_compute = [i for i, visit in enumerate(visits) if not visit.kept and not visit.absent]
+        last = to_compute[-1] if to_compute else len(visits)
+        for visit in visits[:last]:
+            if self._cancelled():
+                raise Abandoned(f"gave up step {step} at logical shard {visit.node.start} on order")
+            if visit.kept or visit.absent:
+                self._pass(visit, finished, words, metrics)
+            else:
+                shard = visit.node.start
+                self._compute(step, shard, rows[shard], words, metrics, clock)
+                if self._settings.bitwise:
+                    self._sums.add(visit.node)
+        if not to_compute:
+            self._start_words(step, words)
+            self._sums.hand_over(self._start_bucket)
+            return
+        for visit in visits[last + 1 :]:
+            self._take_words(visit, finished, words, metrics)
+        behind = [(visit.node, self._kept(visit, finished)) for visit in visits[last + 1 :]]
+        shard = visits[last].node.start
+        self._compute(step, shard, rows[shard], words, metrics, clock, behind)
+        self._sums.finish()
 
     def _compute(
         self,
@@ -228,11 +262,15 @@ class Engine:
         shard: int,
         expected_rows: int,
         words: StepWords,
-        blobs: list[bytes],
-        last: bool,
+        metrics: dict[int, bytes],
         clock: _Clock,
+        behind: Sequence[tuple[Node, Kept | None]] | None = None,
     ) -> None:
-        """One logical shard: its micro-batches one by one, never merged with another's."""
+        """One logical shard: its micro-batches one by one, never merged with another's.
+
+        behind: what comes after the last shard to compute; None for the shards before it.
+        """
+        self._buffers.restore()
         self.phase = "data"
         began = time.perf_counter()
         batches = self._loader.batches(step, shard)
@@ -249,49 +287,78 @@ class Engine:
             loss = self._forward(batch)
             sums.add(loss)
             if micro == len(batches) - 1:
-                blob = sums.encode()
-                blobs.append(blob)
-                words.set(shard, sums.loss, sums.weight, expected_rows, rows_digest(row_ids), len(blob))
-                words.set_extra(shard, self._buffers.add(shard, expected_rows))
-                if last:
-                    self._start_last(step, shard, words)
+                metrics[shard] = sums.encode()
+                digest = rows_digest(row_ids)
+                words.set(shard, sums.loss, sums.weight, expected_rows, digest, len(metrics[shard]))
+                words.set_extra(shard, self._buffers.add(Node(0, shard), expected_rows))
+                if behind is not None:
+                    self._start_last(step, shard, words, behind)
             loss.sum.backward()  # type: ignore[no-untyped-call]
-        if not last:
-            if self._settings.bitwise:
-                self._sums.add(shard)
-        else:
-            self._sums.finish()
 
-    def _start_last(self, step: int, shard: int, words: StepWords) -> None:
+    def _start_last(
+        self, step: int, shard: int, words: StepWords, behind: Sequence[tuple[Node, Kept | None]]
+    ) -> None:
         """Before the last backward: words and buffers can go, gradients go bucket by bucket."""
-        owned = self._membership.shards
-        absent = range(shard + 1, owned.stop)
-        for leaf in absent:
-            self._buffers.add(leaf, 0)
-        self._word_exchange.start(words.tensor, f"words of step {step}")
-        self._sums.arm(shard, absent if self._settings.bitwise else (), self._start_bucket)
+        for node, kept in behind:
+            self._buffers.push(node, kept and kept[1])
+        self._start_words(step, words)
+        pushed = [(node, kept and kept[0]) for node, kept in behind] if self._settings.bitwise else []
+        self._sums.arm(Node(0, shard), pushed, self._start_bucket)
 
-    def _skip(self, shard: int) -> None:
+    def _pass(self, visit: Visit, finished: Finished, words: StepWords, metrics: dict[int, bytes]) -> None:
+        """A shard that need not be computed."""
+        kept = self._kept(visit, finished)
         if self._settings.bitwise:
-            self._sums.skip(shard)
-        self._buffers.add(shard, 0)
+            self._sums.push(visit.node, kept and kept[0])
+        self._buffers.push(visit.node, kept and kept[1])
+        self._take_words(visit, finished, words, metrics)
+
+    @staticmethod
+    def _kept(visit: Visit, finished: Finished) -> Kept | None:
+        return finished.sums[visit.node] if visit.kept else None
+
+    @staticmethod
+    def _take_words(visit: Visit, finished: Finished, words: StepWords, metrics: dict[int, bytes]) -> None:
+        for shard in range(visit.node.start, visit.node.stop):
+            if shard in finished.words:
+                words.put(shard, finished.words[shard])
+                metrics[shard] = finished.metrics[shard]
+
+    def _keep(self, step: int, words: StepWords, metrics: dict[int, bytes]) -> None:
+        """The step is not completed; what is done of it stays good."""
+        if not self._settings.bitwise:
+            return
+        gradients = self._sums.take()
+        buffers = self._buffers.take()
+        for node, slabs in gradients.items():
+            self._finished.sums[node] = (slabs, buffers.get(node, []))
+            for shard in range(node.start, node.stop):
+                if shard in metrics:
+                    self._finished.words[shard] = words.get(shard)
+                    self._finished.metrics[shard] = metrics[shard]
+
+    # An exchange that fails inside backward must not end it: the shard's sums would be torn between buckets.
+
+    def _start_words(self, step: int, words: StepWords) -> None:
+        self._unless_broken(lambda: self._word_exchange.start(words.tensor, f"words of step {step}"))
 
     def _start_bucket(self, index: int, partials: dict[Node, Slab]) -> None:
-        self._exchange.start(index, partials)
-        self._exchange.advance()
+        self._unless_broken(lambda: self._exchange.start(index, partials))
+        self._unless_broken(self._exchange.advance)
         if index == len(self._buckets) - 1:
-            self._start_buffers()
+            for i, bucket in enumerate(self._buffers.buckets):
+                self._start_bucket_of_buffers(bucket.index, self._buffers.partials(i))
 
-    def _start_buffers(self) -> None:
-        for i, bucket in enumerate(self._buffers.buckets):
-            self._exchange.start(bucket.index, self._buffers.partials(i))
+    def _start_bucket_of_buffers(self, index: int, partials: dict[Node, Slab]) -> None:
+        self._unless_broken(lambda: self._exchange.start(index, partials))
 
-    def _hand_over_nothing(self, owned: ShardRange, words: StepWords, step: int) -> None:
-        """None of the own shards has rows in this short last step of an epoch."""
-        for leaf in owned.shards:
-            self._skip(leaf)
-        self._word_exchange.start(words.tensor, f"words of step {step}")
-        self._sums.hand_over(self._start_bucket)
+    def _unless_broken(self, call: Callable[[], None]) -> None:
+        """Note the first failure, to be raised after the backward; start nothing after it."""
+        if self._broken is None:
+            try:
+                call()
+            except (CollectiveFailed, Abandoned) as error:
+                self._broken = error
 
     def _forward(self, batch: MicroBatch) -> Loss:
         columns = {name: _to(value, self._device) for name, value in batch.columns.items()}
@@ -313,12 +380,13 @@ class Engine:
             return nullcontext()
         return torch.autocast(self._device.type, dtype=torch.bfloat16)
 
-    def _combine_metrics(self, blobs: list[bytes], totals: StepTotals) -> dict[str, float]:
+    def _combine_metrics(self, metrics: dict[int, bytes], totals: StepTotals) -> dict[str, float]:
         if not any(totals.metrics_lengths):
             return {}
         member = self._membership
         lengths = [sum(totals.metrics_lengths[r.start : r.stop]) for r in member.ranges]
-        joined = b"".join(exchange_bytes(member.group, b"".join(blobs), lengths, "metrics"))
+        mine = b"".join(metrics[shard] for shard in sorted(metrics))
+        joined = b"".join(exchange_bytes(member.group, mine, lengths, "metrics"))
         return combine_metrics(joined, totals.metrics_lengths)
 
     # 3: on combined values only, alike on all ranks

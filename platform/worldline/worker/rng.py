@@ -20,7 +20,7 @@ def seed_all(*parts: int) -> None:
     seed = derive_seed(*parts)
     # Not torch.manual_seed: for each device not in use it formats a stack trace, a millisecond a step.
     torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(seed)
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)

@@ -19,7 +19,9 @@ ALIGNMENT = 64
 
 
 class Place(NamedTuple):
-    """Where a tensor lies in the bytes of all, one behind the other, each begun at a multiple of ALIGNMENT."""
+    """Where a tensor lies in the bytes of all, one behind the other, each begun at a multiple of
+    ALIGNMENT.
+    """
 
     name: str
     dtype: str
@@ -39,9 +41,9 @@ def transfer(
     """Give the state of `sources` (all hold the same) to `receivers`.
 
     Every rank of the group calls it alike. tensors, meta: this rank's own state, used where it is a source.
-    meanwhile: called once while bytes are on their way. Returns the received (tensors, meta) on receivers, None
-    elsewhere. Each source sends an equal slice of every chunk to every receiver, so the load of a source shrinks
-    with their number.
+    meanwhile: called once while bytes are on their way. Returns the received (tensors, meta) on receivers,
+    None elsewhere. Each source sends an equal slice of every chunk to every receiver, so the load of a source
+    shrinks with their number.
     """
     described = json.dumps([layout(tensors), meta]).encode() if group.rank == sources[0] else b""
     content, meta = json.loads(gather_bytes(group, described, "state layout")[sources[0]])

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import operator
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from worldline.collective.tree import Node, total
+from worldline.data.ledger import step_digest
 
 LOSS, WEIGHT, ROWS, ROWS_DIGEST, METRICS_LENGTH, HALT = range(6)
 WIDTH = 6
@@ -35,6 +36,15 @@ class StepWords:
 
     def set_extra(self, shard: int, values: list[int]) -> None:
         self._words[shard - self._first, WIDTH:] = values
+
+    def get(self, shard: int) -> npt.NDArray[np.int64]:
+        """A copy of a shard's words, to be `put` again in another try at the step."""
+        words: npt.NDArray[np.int64] = self._words[shard - self._first].copy()
+        words[HALT] = 0
+        return words
+
+    def put(self, shard: int, words: npt.NDArray[np.int64]) -> None:
+        self._words[shard - self._first] = words
 
     def request_halt(self) -> None:
         self._words[0, HALT] = 1
@@ -73,9 +83,7 @@ class StepTotals:
             loss_sum=tree_sum(LOSS),
             weight=tree_sum(WEIGHT),
             rows=int(table[:, ROWS].sum()),
-            rows_digest=hashlib.blake2b(
-                np.ascontiguousarray(table[:, [ROWS, ROWS_DIGEST]]).tobytes(), digest_size=16
-            ).hexdigest(),
+            rows_digest=step_digest(table[:, [ROWS, ROWS_DIGEST]]),
             halt=bool(table[:, HALT].any()),
             nonfinite_shards=tuple(v for v in shards if not np.isfinite(floats[v, LOSS])),
             metrics_lengths=tuple(int(n) for n in table[:, METRICS_LENGTH]),

@@ -1,0 +1,107 @@
+"""Fixtures of the cluster tests: one Ray head for all runs, their rows, and the lines nobody disturbed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cluster.cases import Case
+from tests.cluster.command import Fork, Script
+from tests.cluster.scenario import Record, Scenario
+
+
+@pytest.fixture(scope="session")
+def root() -> Iterator[Path]:
+    """A short path: Ray's sockets lie below."""
+    folder = Path(tempfile.mkdtemp(prefix="wl-", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def head(root: Path) -> Iterator[str]:
+    """The address of a Ray cluster that the runs share: a worker takes its time to start, Ray need not."""
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", str(root / "ray"))
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        cluster = Cluster(
+            initialize_head=True,
+            head_node_args={"num_cpus": 16, "include_dashboard": False, "object_store_memory": 200 * 2**20},
+        )
+    yield cluster.address
+    cluster.shutdown()
+
+
+@pytest.fixture(scope="session")
+def rows(root: Path) -> Callable[[Case], Path]:
+    """The folder of a case's rows, written when first asked for."""
+
+    def folder(case: Case) -> Path:
+        path = root / "rows" / case.name.replace(" ", "-")
+        if not path.exists():
+            path.mkdir(parents=True)
+            case.rows(path)
+        return path
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def make(root: Path, head: str, rows: Callable[[Case], Path]) -> Callable[..., Scenario]:
+    made: list[Scenario] = []
+
+    def make(case: Case, as_a_user: bool = False, **settings: Any) -> Scenario:
+        folder = root / f"s{len(made)}"
+        environment = os.environ | {"RAY_AUTH_MODE": "disabled", "RAY_TMPDIR": str(folder)}
+        environment.pop("RAY_ADDRESS", None)
+        if not as_a_user:
+            environment["RAY_ADDRESS"] = head
+        run = Scenario(case, folder, rows(case), Script if as_a_user else Fork, environment, settings)
+        made.append(run)
+        return run
+
+    return make
+
+
+@pytest.fixture
+def scenario(make: Callable[..., Scenario]) -> Iterator[Callable[..., Scenario]]:
+    """(case, workers, settings) -> a run of the case that the test can drive.
+
+    as_a_user: through the installed command and with a Ray of its own, instead of what costs less.
+    """
+    begun: list[Scenario] = []
+
+    def begin(case: Case, workers: int = 1, as_a_user: bool = False, **settings: Any) -> Scenario:
+        named = {key.replace("__", "."): value for key, value in settings.items()}
+        paced = {"task.class": case.paced} if case.paced else {}
+        run = make(case, as_a_user, **{"world.max": workers, **paced, **named})
+        begun.append(run)
+        return run
+
+    yield begin
+    for run in begun:
+        run.close()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(make: Callable[..., Scenario]) -> Callable[..., list[Record]]:
+    """The line of a case trained by one worker that nothing befalls, without Ray Data; computed once."""
+    lines: dict[Case, list[Record]] = {}
+
+    def line(case: Case) -> list[Record]:
+        if case not in lines:
+            run = make(case, **{"data.pipeline": "local"})
+            try:
+                lines[case] = run.spawn(gate=10**9).finish().line
+            finally:
+                run.close()
+        return lines[case]
+
+    return line

@@ -1,0 +1,22 @@
+"""The shipped jobs, shrunk: with Ray Data or the workers' own reader, any history gives one line."""
+
+from __future__ import annotations
+
+import pytest
+from tests.cluster.cases import SHIPPED, Case
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.mark.parametrize("case", SHIPPED, ids=lambda case: case.name)
+def test_through_ray_data(scenario, undisturbed, case: Case) -> None:
+    """Worlds 3, 2, 1 and 3 again; in mid-epoch the driver dies, and two workers go on."""
+    run = scenario(case, workers=3, data__pipeline="ray", checkpoint__every_steps=6).start()
+    run.at(step=4).kill(rank=1)
+    run.more(steps=3).leave(1)
+    run.more(steps=3).grow()
+    run.more(steps=3).kill_driver()
+    run.start(world__max=2).finish()
+    assert len(run.events("restored")) == 1
+    assert run.worlds == {1, 2, 3}
+    assert run.line == undisturbed(case)
