@@ -1,10 +1,11 @@
-"""What Worldline costs when nothing happens: its step against plain DDP's, in the same processes, alternately.
+"""What Worldline costs when nothing happens: its step against plain DDP's, in the same processes,
+alternately.
 
-Both train the benchmark MLP with AdamW and clipping over gloo on one thread a worker, on the same number of rows a
-step, in the same micro-batches: DDP runs all but the last under `no_sync()`. DDP's rows lie ready in memory; Worldline
-reads Parquet through its loader. The kinds take turns in short blocks, in an order shuffled anew every round, so
-that the machine's noise falls on all alike; a ratio is taken round by round. Also shown: DDP with the micro-batches
-merged into one, and where Worldline's time goes.
+Both train the benchmark MLP with AdamW and clipping over gloo on one thread a worker, on the same number of
+rows a step, in the same micro-batches: DDP runs all but the last under `no_sync()`. DDP's rows lie ready in
+memory; Worldline reads Parquet through its loader. The kinds take turns in short blocks, in an order shuffled
+anew every round, so that the machine's noise falls on all alike; a ratio is taken round by round. Also shown:
+DDP with the micro-batches merged into one, and where Worldline's time goes.
 
     python tests/bench/cost.py [--rounds 30] [--worlds 1 2 4]
 """
@@ -25,10 +26,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
-from torch.nn.parallel import DistributedDataParallel
-
 from data import write_rows
 from mlp import WIDTH, Mlp
+from torch.nn.parallel import DistributedDataParallel
+
 from worldline.collective.group import form_gloo
 from worldline.data.loader import Loader
 from worldline.data.plan import Plan

@@ -1,4 +1,6 @@
-"""The benchmarks' model: an MLP of about a million parameters with everything that usually breaks equality."""
+"""The benchmarks' model: an MLP of about a million parameters with everything that usually breaks
+equality.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """How long training stands still when a worker is killed and when its replacement joins.
 
-Runs one job with four workers through the command line, kills random ranks by SIGKILL, and reads the answer from the
-run's own logs. Every time is given beyond one step's own: (completion of the first step of the new generation) minus
-(the kill, or the completion of the last step before the join) minus (the median step in that world).
+Runs one job with four workers through the command line, kills random ranks by SIGKILL, and reads the answer
+from the run's own logs. Every time is given beyond one step's own: (completion of the first step of the new
+generation) minus (the kill, or the completion of the last step before the join) minus (the median step in
+that world).
 
     python tests/bench/recovery.py [--kills 20] [--workers 4]
 """

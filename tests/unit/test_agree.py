@@ -1,8 +1,8 @@
 """Members say alike in what they differ."""
 
 import pytest
-
 from tests.unit.ranks import everywhere, form, peers
+
 from worldline.worker.agree import Disagreed, agree, first_difference
 
 

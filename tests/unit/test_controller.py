@@ -5,7 +5,7 @@ from tests.unit.fake_cluster import Attempt
 
 from worldline.control import ending
 from worldline.control.signals import LeaseLost, StopRequested
-from worldline.events import EventKind
+from worldline.events import EvaluationRecord, EventKind
 from worldline.tracking.log import EVENTS, STEPS
 from worldline.tracking.status import STATUS, RunState
 from worldline.worker.orders import EndKind
@@ -51,6 +51,22 @@ def test_the_last_state_is_written_once(attempt):
         "checkpoints/step-00000020/a1-g1-r1.safetensors",
         "checkpoints/step-00000020/manifest.json",
     ]
+
+
+def test_the_last_evaluation_is_heard_although_all_else_is_told_and_saved(attempt):
+    run = attempt()
+    end = run.cluster.end
+
+    def evaluate_first(worker, kind, *rest):
+        if worker.position.evaluated:
+            worker.outbox.append(EvaluationRecord(20, 8, {"loss": 1.0}, 2.0, 1, 1))
+            end(worker, kind, *rest)
+        elif run.saves.committed == 20:
+            worker.position = Position(20, evaluated=True)
+
+    run.cluster.end = evaluate_first
+    finished(run)
+    assert run.evaluated == [20]
 
 
 def test_goes_on_from_a_checkpoint(attempt, tmp_path):
@@ -337,12 +353,17 @@ def test_a_stop_on_a_step_whose_save_a_death_tore(attempt):
     """The parts of the torn save and those of the last one must not be mixed."""
     run = attempt(checkpoint_every=8)
 
-    def die_with_its_part():
-        run.cluster.workers["w2"].outbox.clear()
+    def lose_the_part(id):
+        if id == "w2":
+            run.cluster.workers[id].outbox.pop()
+
+    def die_and_stop():
+        assert run.saves.pending(8)
         run.cluster.die("w2")
         stop(run)
 
-    run.cluster.script[9] = die_with_its_part
+    run.cluster.write_hook = lose_the_part
+    run.cluster.script[9] = die_and_stop
     conclusion = run.run()
     assert conclusion.exit_code == 75
     assert run.saved == 8

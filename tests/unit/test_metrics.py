@@ -50,7 +50,7 @@ def test_infinities_and_nan_pass_as_they_are():
 
 
 def table(rows):
-    """The words of four shards on two workers, two integer buffers each; a shard without rows says nothing."""
+    """The words of four shards on two workers, with two integer buffers; who has no rows says nothing."""
     words = [StepWords(0, 1, 2), StepWords(1, 3, 2)]
     for shard, n in enumerate(rows):
         if n:

@@ -143,6 +143,21 @@ def test_a_peer_dies_or_freezes_at_any_point_of_a_step(case, truth, strike):
             newcomer.kill()
 
 
+def test_survivors_do_not_compute_again_what_they_had_finished(case, truth):
+    with peers(3) as (first, victim, second):
+        line = Line(case)
+        line.build([first, victim, second])
+        victim.call(tiny.arm, "kill", 2, 0)
+        line.begin([first, victim, second], ranges=(ShardRange(0, 3), ShardRange(3, 6), ShardRange(6, 8)))
+        ends = line.ends()
+        assert set(kinds(ends)) == {EndKind.BROKEN}
+        assert_whole(ends, truth)
+        assert_finished(line, [first, second], truth)
+        # In this short step shards 0, 1 and 2 have two micro-batches, the others one.
+        assert first.call(tiny.count_losses)[2] == 2 * 3 + 1
+        assert second.call(tiny.count_losses)[2] == 2 + 2
+
+
 def test_a_worker_abandons_at_any_point_of_a_step(case, truth):
     points = points_of_a_step(case, 2)[0]
     with peers(2) as members:

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-
 from tests.unit.ranks import everywhere, form, peers
+
 from worldline.worker import transfer as transfer_module
 from worldline.worker.state import digest
 from worldline.worker.transfer import transfer

@@ -7,6 +7,7 @@ points of one step: before each loss, inside each backward, and at every operati
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -150,7 +151,8 @@ def build(room: SimpleNamespace, case: Case, generation_prefix: str = "") -> Non
     """Task, model, engine and runner of a worker, as `worker.build` puts them together."""
     close(room)
     room.case, room.prefix = case, generation_prefix
-    room.strike, room.strike_step, room.points, room.group = None, 0, 0, None
+    room.strike, room.strike_step, room.points = None, 0, 0
+    room.losses = Counter()
     seed_all(1)
     task = room.task = Tiny(case, lambda kind: _point(room, kind))
     model = room.model = task.build_model()
@@ -240,7 +242,13 @@ def count_points(room: SimpleNamespace) -> int:
     return room.points
 
 
+def count_losses(room: SimpleNamespace) -> dict[int, int]:
+    """How often the task's loss was called for each step."""
+    return dict(room.losses)
+
+
 def _point(room: SimpleNamespace, kind: str) -> None:
+    room.losses[room.engine.completed + 1] += kind == "loss"
     if not room.strike or room.engine.completed + 1 != room.strike_step:
         return
     here = room.points == room.strike_at

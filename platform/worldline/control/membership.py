@@ -33,8 +33,8 @@ class MemberState(StrEnum):
 class Member:
     """One worker. since: when it came into its state. The rest is of the current generation.
 
-    shards: what it computes. end: how the generation ended for it, None while it trains. asked: when it was told to abandon it. heard:
-    when its process last answered anything after that.
+    shards: what it computes. end: how the generation ended for it, None while it trains. asked: when it was
+    told to abandon it. heard: when its process last answered anything after that.
     """
 
     id: str

@@ -70,7 +70,8 @@ class Halt:
 class Form:
     """Form the next generation with these workers as ranks 0, 1, ...
 
-    position: the truth that `sources` (ranks) hold; None if nobody holds any state. before: the shards each had.
+    position: the truth that `sources` (ranks) hold; None if nobody holds any state. before: the shards that
+    each had.
     """
 
     ids: tuple[str, ...]
