@@ -37,7 +37,8 @@ from worldline.data.reader import LocalSource, WindowReader
 from worldline.data.scan import scan
 from worldline.events import StepRecord
 from worldline.job.fingerprint import make_deterministic
-from worldline.worker.engine import Engine, EngineSettings, Membership
+from worldline.worker.engine import Engine
+from worldline.worker.member import EngineSettings, Membership
 from worldline.worker.state import TrainState, digest
 from worldline.world import assign
 
@@ -170,7 +171,8 @@ def report(world: int, times: dict[str, list[float]], records: dict[str, list[St
             for name in ("data_s", "compute_s", "reduce_s")
         )
         print(
-            f"  {mode:13} data {data:.2f}, compute and update {compute:.1f}, waiting for the reduction {reduce:.1f} ms"
+            f"  {mode:13} data {data:.2f}, compute and update {compute:.1f}, "
+            f"waiting for the reduction {reduce:.1f} ms"
         )
 
 

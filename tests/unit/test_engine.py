@@ -13,7 +13,8 @@ from torch import nn
 
 from worldline.data.loader import Loader
 from worldline.task import Loss, Task
-from worldline.worker.engine import Engine, EngineSettings, Membership, NonFinite, TornState
+from worldline.worker.engine import Engine, NonFinite, TornState
+from worldline.worker.member import EngineSettings, Membership
 from worldline.worker.state import TrainState, digest
 from worldline.world import assign
 
@@ -291,7 +292,7 @@ def test_a_mean_in_bf16_is_weighted_exactly(alone):
     one = alone(Half())
     assert one.step().loss == 1.0
     batch = type("Batch", (), {"columns": {}, "row_ids": range(257)})
-    assert float(one.engine._forward(batch).sum.detach()) == 257.0
+    assert float(one.engine._reduction._forward(batch).sum.detach()) == 257.0
 
 
 def test_rows_that_are_not_those_planned_are_an_error(alone):

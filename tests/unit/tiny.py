@@ -27,9 +27,10 @@ from worldline.events import StepRecord
 from worldline.storage import open_storage
 from worldline.task import Loss, Task
 from worldline.worker import engine as engine_module
-from worldline.worker.engine import Completed, Engine, EngineSettings, Membership
+from worldline.worker.engine import Completed, Engine
 from worldline.worker.evaluate import Evaluator
 from worldline.worker.mailbox import Mailbox
+from worldline.worker.member import EngineSettings, Membership
 from worldline.worker.orders import EndKind, GenerationEnd, GenerationOrder
 from worldline.worker.rng import seed_all
 from worldline.worker.runner import Runner, Schedule

@@ -22,9 +22,10 @@ from worldline.job.fingerprint import make_deterministic, numeric_fingerprint
 from worldline.job.load import extend_path, load_task
 from worldline.job.spec import DatasetSpec, Job
 from worldline.storage import open_storage
-from worldline.worker.engine import Engine, EngineSettings
+from worldline.worker.engine import Engine
 from worldline.worker.evaluate import Evaluator
 from worldline.worker.mailbox import Mailbox
+from worldline.worker.member import EngineSettings
 from worldline.worker.orders import GenerationOrder, Setup
 from worldline.worker.plans import training_plan, validation_plan
 from worldline.worker.rng import seed_all

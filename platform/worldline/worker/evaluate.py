@@ -14,7 +14,7 @@ from worldline.data.plan import Plan
 from worldline.events import EvaluationRecord
 from worldline.task import Task
 from worldline.worker.buffers import BufferSums
-from worldline.worker.engine import Membership
+from worldline.worker.member import Membership
 from worldline.worker.metrics import MetricSums, combine_metrics
 from worldline.worker.rng import seed_all
 

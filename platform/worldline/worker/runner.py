@@ -15,9 +15,10 @@ from worldline.collective.group import Abandoned, CollectiveFailed, Group
 from worldline.data.manifest import DataError
 from worldline.storage import Storage, StorageError
 from worldline.worker.agree import Disagreed, agree
-from worldline.worker.engine import Engine, Membership, NonFinite, TornState
+from worldline.worker.engine import Engine, NonFinite, TornState
 from worldline.worker.evaluate import Evaluator
 from worldline.worker.mailbox import Mailbox
+from worldline.worker.member import Membership
 from worldline.worker.orders import (
     CheckpointPart,
     EndKind,
