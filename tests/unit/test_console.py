@@ -128,14 +128,23 @@ def test_lines_where_nobody_watches():
     assert isinstance(make_console(io.StringIO()), PlainConsole)
 
 
+def test_a_start_is_no_part_of_the_pace():
+    pace = Pace()
+    for second in range(60):
+        pace.see(float(second), replace(STATUS, step=314))
+    for second in range(60, 65):
+        pace.see(float(second), running(314 + 10 * (second - 60)))
+    assert pace.seconds_left(64.0, 354, 454) == 10.0
+
+
 def test_pace_forgets_what_a_restore_took_back():
     pace = Pace()
     for second in range(10):
-        pace.see(float(second), 10 * second)
+        pace.see(float(second), running(10 * second))
     assert pace.seconds_left(9.0, 90, 190) == 10.0
-    pace.see(10.0, 50)
+    pace.see(10.0, running(50))
     assert pace.seconds_left(10.0, 50, 190) is None
-    pace.see(11.0, 60)
+    pace.see(11.0, running(60))
     assert pace.seconds_left(11.0, 60, 190) == 13.0
 
 

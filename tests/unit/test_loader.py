@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from worldline.data.block import Block, Columns
-from worldline.data.loader import Loader, MicroBatch
+from worldline.data.loader import Loader, MicroBatch, ReadCancelled
 from worldline.data.manifest import DataError, FileEntry, Manifest
 from worldline.data.plan import Plan, WindowKey
 from worldline.world import assign
@@ -285,3 +285,19 @@ def test_steps_in_order_move_windows_in_order() -> None:
             loader.batches(step, 0)
         asked = source.next_asked(p.num_windows(0))
         assert all(a < b for a, b in pairwise(asked))
+
+
+def test_a_wait_for_rows_ends_on_order_and_the_rows_come_to_who_asks_again() -> None:
+    a_plan = plan()
+    may_go_on = threading.Event()
+
+    class Slow(Source):
+        def fetch(self, key: WindowKey, timeout_s: float) -> Block:
+            assert may_go_on.wait(WAIT_S)
+            return super().fetch(key, timeout_s)
+
+    with running(a_plan, Slow(a_plan)) as loader:
+        with pytest.raises(ReadCancelled):
+            loader.batches(1, 0, cancelled=lambda: True)
+        may_go_on.set()
+        assert rows(loader.batches(1, 0)) == planned(a_plan, 1, 0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,13 @@ from worldline.data.plan import Need, Plan, WindowKey
 from worldline.data.reader import WindowSource, check_rows
 
 Column = torch.Tensor | npt.NDArray[Any]
+
+
+LOOK_UP_S = 0.05
+
+
+class ReadCancelled(Exception):
+    """The wait for rows was given up on order; the rows come to whoever asks again."""
 
 
 @dataclass(frozen=True)
@@ -83,18 +92,24 @@ class Loader:
             self._forget()
             self._changed.notify_all()
 
-    def batches(self, step: int, shard: int, timeout_s: float | None = None) -> list[MicroBatch]:
+    def batches(
+        self,
+        step: int,
+        shard: int,
+        timeout_s: float | None = None,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> list[MicroBatch]:
         """The shard's rows of this step, cut into micro-batches of at most `micro_rows` rows.
 
         The last may be short; where the shard has no rows in this step there is none.
         Waits until they are there, at most `timeout_s` (by default the loader's). Raises DataError, or what
-        the source raised.
+        the source raised, or ReadCancelled once `cancelled` says so.
         """
         epoch, _ = self._plan.locate(step)
         span = self._plan.window_span(step, shard)
         parts = []
         for index, start, stop in span:
-            block = self._wait(WindowKey(epoch, shard, index), step, timeout_s or self._timeout_s)
+            block = self._wait(WindowKey(epoch, shard, index), step, timeout_s or self._timeout_s, cancelled)
             columns = {name: values[start:stop] for name, values in block.columns.items()}
             parts.append((columns, block.row_ids[start:stop]))
         if not parts:
@@ -112,7 +127,7 @@ class Loader:
             self._changed.notify_all()
         self._thread.join(timeout=5)
 
-    def _wait(self, key: WindowKey, step: int, timeout_s: float) -> Block:
+    def _wait(self, key: WindowKey, step: int, timeout_s: float, cancelled: Callable[[], bool]) -> Block:
         """The window, when it is held. Moves the shard on to this step first if it stands elsewhere."""
         with self._changed:
             wanted = self._wanted.get(key.shard)
@@ -127,8 +142,8 @@ class Loader:
                 self._raised.remove(key)
                 self._failed.pop(key, None)
                 self._changed.notify_all()
-            arrived = self._changed.wait_for(
-                lambda: key in self._held or key in self._failed or self._closed, timeout_s
+            arrived = self._wait_until(
+                lambda: key in self._held or key in self._failed or self._closed, timeout_s, cancelled
             )
             if self._closed:
                 raise DataError("the loader is closed")
@@ -138,6 +153,18 @@ class Loader:
                 return self._held[key]
             self._raised.add(key)
             raise self._failed[key]
+
+    def _wait_until(
+        self, arrived: Callable[[], bool], timeout_s: float, cancelled: Callable[[], bool]
+    ) -> bool:
+        """Whether it came before the deadline; looks at `cancelled` meanwhile."""
+        deadline = time.monotonic() + timeout_s
+        while not self._changed.wait_for(arrived, min(LOOK_UP_S, deadline - time.monotonic())):
+            if cancelled():
+                raise ReadCancelled("gave up waiting for rows on order")
+            if time.monotonic() >= deadline:
+                return False
+        return True
 
     def _keys(self, step: int, shard: int) -> list[WindowKey]:
         """The shard's windows of this step and the next `prefetch` ones, over the border of the epoch."""

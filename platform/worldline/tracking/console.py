@@ -20,7 +20,7 @@ from rich.text import Text
 from worldline.events import Event
 from worldline.tracking.ending import ending
 from worldline.tracking.narrate import Narrator, Sentence, Tone
-from worldline.tracking.numbers import duration, number
+from worldline.tracking.numbers import duration, number, workers
 from worldline.tracking.panel import NUM_SENTENCES, panel
 from worldline.tracking.status import RunState, Status, read_status
 
@@ -47,12 +47,15 @@ def make_console(stream: TextIO | None = None) -> Console:
 
 
 class Pace:
-    """How fast steps come, smoothed over about the last half minute, pauses included."""
+    """How fast steps come, smoothed over about the last half minute, pauses included; the start is not."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque(maxlen=64)
 
-    def see(self, now: float, step: int) -> None:
+    def see(self, now: float, status: Status) -> None:
+        step = status.step
+        if not self._seen and status.state is not RunState.RUNNING:
+            return
         if self._seen and step < self._seen[-1][1]:
             self._seen.clear()  # a restore took it back
         if not self._seen or now - self._seen[-1][0] >= 0.5:
@@ -79,8 +82,7 @@ class PlainConsole:
     def update(self, status: Status, lr: float | None = None) -> None:
         now = self._clock()
         first, self._status = self._status is None, status
-        if status.step:  # the start is no part of the pace
-            self._pace.see(now, status.step)
+        self._pace.see(now, status)
         if first:
             self._say(first_line(status))
             self._said_at, self._said = now, (status.state, status.step)
@@ -128,8 +130,7 @@ class LiveConsole:
 
     def update(self, status: Status, lr: float | None = None) -> None:
         self._status, self._lr = status, lr
-        if status.step:
-            self._pace.see(self._clock(), status.step)
+        self._pace.see(self._clock(), status)
 
     def event(self, event: Event) -> None:
         sentence = self._narrator.tell(event, self._status.max if self._status else event.world_after)
@@ -160,9 +161,9 @@ class LiveConsole:
 def first_line(status: Status) -> str:
     goal = "" if status.steps is None else f" {status.steps} steps"
     attempt = f" attempt {status.attempt}," if status.attempt > 1 else ""
-    workers = f"{status.min}" if status.min == status.max else f"{status.min} to {status.max}"
+    sizes = f"{status.min}" if status.min == status.max else f"{status.min} to {status.max}"
     plural = "" if status.max == 1 else "s"
-    return f"{status.run}:{attempt}{goal} on {workers} worker{plural}, in {status.storage}"
+    return f"{status.run}:{attempt}{goal} on {sizes} worker{plural}, in {status.storage}"
 
 
 def progress_line(status: Status, lr: float | None, seconds_left: float | None) -> str:
@@ -174,7 +175,7 @@ def progress_line(status: Status, lr: float | None, seconds_left: float | None) 
         f"loss {number(status.loss):<6}",
         f"lr {number(lr, significant=3):<8}",
         f"{number(status.rows_per_s, 0):>5} rows/s",
-        f"{status.world} of {status.max} workers",
+        workers(status.world, status.max),
     ]
     if seconds_left is not None:
         parts.append(f"{duration(seconds_left)} left")

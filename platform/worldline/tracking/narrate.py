@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from worldline.events import Event, EventKind
+from worldline.tracking.numbers import workers
 
 
 class Tone(Enum):
@@ -79,12 +80,12 @@ class Narrator:
         return None
 
     def _formed(self, event: Event, most: int) -> Sentence:
-        now = f"{event.world_after} of {most}"
         first, broken, replacing = not self._trains, self._broken, self._replacing
         self._trains, self._broken, self._replacing = True, False, False
         if first:
-            return Sentence(f"{now} workers start training", Tone.GOOD)
-        goes_on = f"going on with {now}{_took(' after', event)}"
+            begin = "starts" if event.world_after == 1 else "start"
+            return Sentence(f"{workers(event.world_after, most)} {begin} training", Tone.GOOD)
+        goes_on = f"going on with {event.world_after} of {most}{_took(' after', event)}"
         joined = event.world_after - event.world_before
         if joined > 0:
             who = "a worker joined" if joined == 1 else f"{joined} workers joined"

@@ -16,3 +16,7 @@ def duration(seconds: float | None) -> str:
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def workers(now: int, most: int) -> str:
+    return f"{now} of {most} worker{'' if most == 1 else 's'}"

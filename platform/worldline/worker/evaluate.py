@@ -71,7 +71,7 @@ class Evaluator:
     def _shard(self, step: int, shard: int) -> bytes:
         sums = MetricSums()
         for part in range(1, self._plan.steps_per_epoch + 1):
-            for micro, batch in enumerate(self._loader.batches(part, shard)):
+            for micro, batch in enumerate(self._loader.batches(part, shard, cancelled=self._cancelled)):
                 if self._cancelled():
                     raise Abandoned(f"gave up evaluating after step {step} on order")
                 seed_all(self._seed, -step, shard, part, micro)

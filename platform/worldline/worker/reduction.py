@@ -16,7 +16,7 @@ from worldline.collective.group import Abandoned, CollectiveFailed
 from worldline.collective.sums import GradientSums
 from worldline.collective.tree import Node
 from worldline.data.ledger import rows_digest
-from worldline.data.loader import Loader, MicroBatch
+from worldline.data.loader import Loader, MicroBatch, ReadCancelled
 from worldline.task import Loss, Task
 from worldline.worker.buffers import BufferSums
 from worldline.worker.kept import Finished, Kept, Visit, walk
@@ -123,7 +123,7 @@ class Reduction:
         try:
             self._compute_all()
             return self._finish()
-        except (CollectiveFailed, Abandoned):
+        except (CollectiveFailed, Abandoned, ReadCancelled):
             self._keep()
             raise
 
@@ -175,7 +175,7 @@ class Reduction:
         self.buffers.restore()
         self.phase = "data"
         began = time.perf_counter()
-        batches = self._loader.batches(trial.step, shard)
+        batches = self._loader.batches(trial.step, shard, cancelled=self._cancelled)
         trial.clock.data_s += time.perf_counter() - began
         self.phase = "compute"
         sums = MetricSums()

@@ -12,6 +12,7 @@ from worldline.checkpoint.manifest import CheckpointError, CheckpointManifest, p
 from worldline.checkpoint.restore import read
 from worldline.checkpoint.save import PartResult, PartWriter
 from worldline.collective.group import Abandoned, CollectiveFailed, Group
+from worldline.data.loader import ReadCancelled
 from worldline.data.manifest import DataError
 from worldline.storage import Storage, StorageError
 from worldline.worker.agree import Disagreed, agree
@@ -112,7 +113,7 @@ class Runner:
     def run(self, order: GenerationOrder) -> GenerationEnd:
         try:
             return GenerationEnd(self._train(order), order.generation, self._position)
-        except (CollectiveFailed, Abandoned) as error:
+        except (CollectiveFailed, Abandoned, ReadCancelled) as error:
             return self._end(EndKind.BROKEN, order, error)
         except NonFinite as error:
             return self._end(EndKind.NONFINITE, order, error)
