@@ -6,9 +6,14 @@ import random
 import sys
 from collections.abc import Iterator
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
+
+# A deadline would measure the machine, not the code.
+hypothesis.settings.register_profile("worldline", deadline=None)
+hypothesis.settings.load_profile("worldline")
 
 
 @pytest.fixture

@@ -298,7 +298,7 @@ def test_a_mean_in_bf16_is_weighted_exactly(alone):
 def test_rows_that_are_not_those_planned_are_an_error(alone):
     one = alone(Linear())
     batches = one.loader.batches
-    one.loader.batches = lambda step, shard: batches(step, shard)[:1]
+    one.loader.batches = lambda step, shard, **_: batches(step, shard)[:1]
     with pytest.raises(RuntimeError, match="shard 0 of step 1: 2 rows came, 4 are planned"):
         one.step()
 

@@ -72,7 +72,7 @@ class Group(Protocol):
     def abandon(self) -> None: ...
 
 
-class _Work:
+class Work:
     """A backend's work handle together with the tensors that must live as long as it does."""
 
     __slots__ = ("_tensors", "_work", "what")
@@ -100,6 +100,9 @@ class _Work:
 class GlooGroup:
     """A `Group` over gloo's TCP transport, one gloo process group a lane."""
 
+    device = torch.device("cpu")
+    work_type = Work
+
     def __init__(
         self,
         lanes: Sequence[Any],
@@ -110,11 +113,10 @@ class GlooGroup:
     ) -> None:
         self.rank = rank
         self.size = size
-        self.device = torch.device("cpu")
         self._lanes = lanes
         self._timeout_s = timeout_s
         self._cancelled = cancelled
-        self._in_flight: list[_Work] = []
+        self._in_flight: list[Work] = []
 
     def all_to_all(
         self,
@@ -138,7 +140,7 @@ class GlooGroup:
         return self._start(lambda: self._lanes[lane].allreduce([tensor]), f"all_reduce {label}", tensor)
 
     def wait(self, pending: Pending) -> None:
-        assert isinstance(pending, _Work)
+        assert isinstance(pending, Work)
         deadline = time.monotonic() + self._timeout_s
         try:
             while not pending.wait(_POLL):
@@ -156,9 +158,9 @@ class GlooGroup:
         _ABANDONED.append((self._lanes, [work for work in self._in_flight if not work.done()]))
         self._in_flight = []
 
-    def _start(self, start: Callable[[], Any], what: str, *tensors: torch.Tensor) -> _Work:
+    def _start(self, start: Callable[[], Any], what: str, *tensors: torch.Tensor) -> Work:
         try:
-            work = _Work(start(), what, *tensors)
+            work = self.work_type(start(), what, *tensors)
         except RuntimeError as error:
             raise CollectiveFailed(f"{what}: {_first_line(error)}") from error
         if len(self._in_flight) >= 64:
@@ -180,37 +182,32 @@ def connect_ahead(store: Any) -> None:
     _IDLE[store] = [store.clone() for _ in range(LANES)]
 
 
-def form_gloo(
+Connect = Callable[[Any], Any]
+"""(store of one lane) -> the backend's process group of this rank, connected to all others."""
+
+
+def meet(
     store: Any,
+    connect: Connect,
     *,
     prefix: str,
-    rank: int,
     size: int,
-    address: str,
     form_timeout_s: float,
-    timeout_s: float,
     cancelled: Cancelled,
-) -> GlooGroup:
-    """Connect `size` ranks that meet under `prefix` of the TCPStore `store`; `address` is this node's as the
-    peers reach it.
+) -> list[Any]:
+    """Connect the `size` ranks that meet under `prefix` of the TCPStore `store`, once for each lane.
 
-    form_timeout_s bounds the meeting, timeout_s later every operation. Connecting runs in side threads that
-    are left behind when `cancelled` or the deadline ends the wait, since a peer that died meanwhile would
-    hold them. Raises CollectiveFailed or Abandoned.
+    Connecting runs in side threads that are left behind when `cancelled` or the deadline ends the wait, since
+    a peer that died meanwhile would hold them. Raises CollectiveFailed or Abandoned.
     """
     lanes: list[Any] = [None] * LANES
     errors: list[str] = []
     finished = threading.Semaphore(0)
 
-    def connect(lane: int) -> None:
+    def connect_lane(lane: int) -> None:
         try:
-            options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-            options._timeout = timedelta(seconds=timeout_s)
-            options._threads = 2
-            options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
             connection = _idle_connection(store)
-            meeting = PrefixStore(f"{prefix}/lane{lane}", connection)
-            lanes[lane] = dist.ProcessGroupGloo(meeting, rank, size, options)
+            lanes[lane] = connect(PrefixStore(f"{prefix}/lane{lane}", connection))
             _IDLE[store].append(connection)
         except Exception as error:
             errors.append(_first_line(error))
@@ -218,7 +215,7 @@ def form_gloo(
             finished.release()
 
     for lane in range(LANES):
-        threading.Thread(target=connect, args=(lane,), name=f"form-{prefix}-{lane}", daemon=True).start()
+        threading.Thread(target=connect_lane, args=(lane,), name=f"form-{prefix}-{lane}", daemon=True).start()
     deadline = time.monotonic() + form_timeout_s
     for _ in range(LANES):
         while not finished.acquire(timeout=_POLL.total_seconds()):
@@ -232,7 +229,34 @@ def form_gloo(
                 )
     if errors:
         _ABANDONED.append(lanes)
-        raise CollectiveFailed(f"forming {prefix} as rank {rank} at {address}: {errors[0]}")
+        raise CollectiveFailed(f"forming {prefix}: {errors[0]}")
+    return lanes
+
+
+def form_gloo(
+    store: Any,
+    *,
+    prefix: str,
+    rank: int,
+    size: int,
+    address: str,
+    form_timeout_s: float,
+    timeout_s: float,
+    cancelled: Cancelled,
+) -> GlooGroup:
+    """The gloo group of rank `rank` of `size`; `address` is this node's as the peers reach it.
+
+    form_timeout_s bounds the meeting, timeout_s later every operation. Raises CollectiveFailed or Abandoned.
+    """
+
+    def connect(meeting: Any) -> Any:
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._timeout = timedelta(seconds=timeout_s)
+        options._threads = 2
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+        return dist.ProcessGroupGloo(meeting, rank, size, options)
+
+    lanes = meet(store, connect, prefix=prefix, size=size, form_timeout_s=form_timeout_s, cancelled=cancelled)
     return GlooGroup(lanes, rank, size, timeout_s, cancelled)
 
 

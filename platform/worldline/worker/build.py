@@ -6,12 +6,14 @@ import hashlib
 import json
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from worldline.collective.group import Group, connect_ahead, form_gloo
+from worldline.collective.nccl import form_nccl
 from worldline.data.feeder import FeederSource
 from worldline.data.loader import Loader
 from worldline.data.manifest import Manifest
@@ -97,13 +99,13 @@ def build(setup: Setup, mailbox: Mailbox, address: str) -> Built:
         TrainState(model, optimizer, scheduler),
         open_storage(setup.storage),
         schedule,
-        rendezvous(setup.store_host, setup.store_port, address, job.failure.timeout_s),
+        rendezvous(setup.store_host, setup.store_port, address, device, job.failure.timeout_s),
         mailbox,
     )
     return Built(runner, plan, numeric)
 
 
-def rendezvous(host: str, port: int, address: str, timeout_s: float) -> FormGroup:
+def rendezvous(host: str, port: int, address: str, device: torch.device, timeout_s: float) -> FormGroup:
     """Groups that meet in the TCP store at host:port, under a key prefix of their own a generation."""
     store = dist.TCPStore(  # type: ignore[attr-defined]
         host, port, is_master=False, timeout=timedelta(seconds=FORM_TIMEOUT_S)
@@ -114,12 +116,12 @@ def rendezvous(host: str, port: int, address: str, timeout_s: float) -> FormGrou
     def form(order: GenerationOrder, cancelled: Callable[[], bool]) -> Group | None:
         if len(order.ranges) == 1:
             return None
-        return form_gloo(
+        form_group = form_nccl if device.type == "cuda" else partial(form_gloo, address=address)
+        return form_group(
             store,
             prefix=f"generation-{order.generation}",
             rank=order.rank,
             size=len(order.ranges),
-            address=address,
             form_timeout_s=min(FORM_TIMEOUT_S, timeout_s),
             timeout_s=timeout_s,
             cancelled=cancelled,
