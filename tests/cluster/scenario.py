@@ -17,7 +17,7 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,6 +30,8 @@ DEADLINE_S = 150.0
 """Until a scenario counts as hung. Nothing that passes comes near it."""
 POLL_S = 0.01
 NEVER = 10**9
+RAY_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
+"""Ray's own: where it is killed, these notice only after a minute."""
 LINE = (
     "step",
     "epoch",
@@ -151,7 +153,9 @@ class Scenario:
         """SIGKILL; all others must find out by themselves."""
         self._signal(signal.SIGKILL)
         self.until(lambda: self.ended, "the driver's end", or_ended=True)
-        self._all_gone()
+        agents = {pid for pid in self._alive() if _command(pid).startswith(RAY_AGENTS)}
+        self._all_gone(but=agents)
+        _kill(agents)
         return self
 
     def terminate(self) -> Self:
@@ -306,9 +310,7 @@ class Scenario:
         for driver in (self._driver, *self._others):
             if driver is not None and driver.returncode is None:
                 os.kill(driver.pid, signal.SIGKILL)
-        for pid in self._alive():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        _kill(self._alive())
 
     # Inner works
 
@@ -367,9 +369,9 @@ class Scenario:
         marked = set(_marked(f"WORLDLINE_SCENARIO={self.folder}".encode()))
         return {pid for pid in self._pids | marked if _is_alive(pid)}
 
-    def _all_gone(self) -> None:
+    def _all_gone(self, but: Collection[int] = ()) -> None:
         deadline = time.monotonic() + DEADLINE_S
-        while alive := self._alive():
+        while alive := self._alive() - set(but):
             assert time.monotonic() < deadline, f"left behind: {[_command(pid) for pid in alive]}"
             time.sleep(POLL_S)
 
@@ -400,6 +402,12 @@ def _is_alive(pid: int) -> bool:
 
 def _command(pid: int) -> str:
     try:
-        return f"{pid} {Path(f'/proc/{pid}/cmdline').read_text().replace(chr(0), ' ')}"
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
     except OSError:
-        return str(pid)
+        return ""
+
+
+def _kill(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

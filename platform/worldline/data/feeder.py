@@ -17,7 +17,6 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from worldline.data.block import Block, decode
-from worldline.data.datasource import execute
 from worldline.data.plan import Need, Plan, Window, WindowKey
 from worldline.data.reader import WindowReader
 
@@ -69,6 +68,10 @@ class Feeder:
         max_bytes: int,
         import_paths: Sequence[str],
     ) -> None:
+        # Here, because every worker imports this module, and only this actor needs the weight of Ray Data.
+        from worldline.data.datasource import execute
+
+        self._execute = execute
         logging.getLogger("ray.data").setLevel(logging.WARNING)
         # It warns that there is no progress bar.
         logging.getLogger("ray.data._internal.progress").setLevel(logging.ERROR)
@@ -175,7 +178,7 @@ class Feeder:
     def _pipeline(self, start: Need) -> Iterator[tuple[Window, ray.ObjectRef[pa.Table], int]]:
         needs = self._plan.needs(start, self._last_step)
         while stretch := list(itertools.islice(needs, STRETCH)):
-            yield from execute(
+            yield from self._execute(
                 [self._plan.window(*need.key) for need in stretch],
                 self._plan.manifest,
                 self._columns,
