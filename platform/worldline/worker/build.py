@@ -148,5 +148,7 @@ def _evaluator(
 def _loader(job: Job, dataset: DatasetSpec, plan: Plan, feeder: object, last_step: int) -> Loader:
     transform = load_transform(dataset.transform) if dataset.transform else None
     reader = WindowReader(plan.manifest, dataset.columns, transform)
+    # The first read imports and opens much: not while the others wait for this worker's first step.
+    reader.read(plan.window(0, 0, 0))
     source = LocalSource(reader, plan) if feeder is None else FeederSource(feeder, reader, plan)
     return Loader(plan, source, job.batch.rows_per_shard, last_step=last_step)

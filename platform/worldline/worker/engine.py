@@ -84,6 +84,10 @@ class Engine:
     def phase(self, phase: str) -> None:
         self._reduction.phase = phase
 
+    def read_ahead(self, shards: range, step: int) -> None:
+        """The rows of these shards will be needed from `step` on; may be called before `join`."""
+        self._reduction.read_ahead(shards, step)
+
     def join(self, membership: Membership, cancelled: Callable[[], bool]) -> None:
         self._membership = membership
         self._reduction.join(membership, cancelled, self.completed + 1)

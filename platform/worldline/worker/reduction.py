@@ -93,6 +93,10 @@ class Reduction:
         self.phase = "idle"
         """What the worker is doing, for whoever looks from another thread."""
 
+    def read_ahead(self, shards: range, step: int) -> None:
+        """Begin to read the rows of these shards from `step` on."""
+        self._loader.focus(shards, step)
+
     def join(self, membership: Membership, cancelled: Callable[[], bool], step: int) -> None:
         """Take this worker's place in a generation that begins with `step`."""
         self._membership = membership
@@ -106,7 +110,7 @@ class Reduction:
             else NativeExchange(group, buckets)
         )
         self._word_exchange = WordExchange(group, ranges, rank)
-        self._loader.focus(membership.shards.shards, step)
+        self.read_ahead(membership.shards.shards, step)
 
     def reduce(self, step: int, rows: Sequence[int], halt: bool, clock: StepClock) -> Reduced:
         """rows: of each shard in this step. halt: this rank asks all to stop after it."""

@@ -161,6 +161,8 @@ class Runner:
 
         self._engine.phase = "form"
         self._mailbox.narrate(order.rank == 0)
+        # The rows come while the group forms and the state travels.
+        self._engine.read_ahead(order.ranges[order.rank].shards, order.position.step + 1)
         began = time.perf_counter()
         group = self._form(order, cancelled)
         formed = time.perf_counter()
