@@ -12,6 +12,7 @@ venv: $(INSTALLED)
 # torch first and alone: where a package index offers several builds of it, the choice is made once.
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo 'installing into .venv: some minutes, 2.3 GB'
 	$(BIN)/pip install --quiet -c constraints.txt torch
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@

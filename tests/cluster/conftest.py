@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from tests.cluster.cases import Case
 from tests.cluster.command import Fork, Script
-from tests.cluster.scenario import Record, Scenario
+from tests.cluster.records import Record
+from tests.cluster.scenario import NEVER, Scenario
 
 
 @pytest.fixture(scope="session")
@@ -99,7 +100,7 @@ def undisturbed(make: Callable[..., Scenario]) -> Callable[..., list[Record]]:
         if case not in lines:
             run = make(case, **{"data.pipeline": "local"})
             try:
-                lines[case] = run.spawn(gate=10**9).finish().line
+                lines[case] = run.spawn(gate=NEVER).finish().line
             finally:
                 run.close()
         return lines[case]

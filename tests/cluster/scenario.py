@@ -17,38 +17,27 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from tests.cluster.cases import ROOT, Case, Settings
 from tests.cluster.command import Command
+from tests.cluster.processes import command_line, inherited, is_alive, kill
+from tests.cluster.records import Record, Records
 
 TASKS = Path(__file__).with_name("tasks")
 DEADLINE_S = 150.0
 """Until a scenario counts as hung. Nothing that passes comes near it."""
 POLL_S = 0.01
 NEVER = 10**9
+MARK = "WORLDLINE_SCENARIO"
 RAY_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 """Ray's own: where it is killed, these notice only after a minute."""
-LINE = (
-    "step",
-    "epoch",
-    "loss",
-    "lr",
-    "grad_norm",
-    "rows",
-    "rows_digest",
-    "state_digest",
-    "skipped",
-    "metrics",
-)
-
-Record = dict[str, Any]
 
 
-class Scenario:
+class Scenario(Records):
     """One run, through any number of attempts. What holds in every scenario is checked on the way:
 
     while a worker survives, survivors keep their processes, no completed step is done again and no checkpoint
@@ -69,6 +58,7 @@ class Scenario:
     ) -> None:
         self.folder = folder
         self.storage = folder / "runs"
+        super().__init__(self.storage / "run")
         folder.mkdir()
         for file in TASKS.glob("*.py"):
             shutil.copy(file, folder)
@@ -78,7 +68,7 @@ class Scenario:
         self._settings = {"name": "run", "digest_every_steps": 1, "tracking.enabled": False, **case.settings}
         self._settings |= settings
         self._command = command
-        self._environment = {**environment, "WORLDLINE_SCENARIO": str(folder)}
+        self._environment = {**environment, MARK: str(folder)}
         self._driver: Command | None = None
         self._others: list[Command] = []
         self._pids: set[int] = set()
@@ -107,7 +97,6 @@ class Scenario:
         """Start the driver and wait for nothing."""
         self.open(gate)
         self._survivors, self._kept = set(), []
-        self._num_restored = len(self.events("restored"))
         self._driver = self._run(self.folder / "stderr", *options, **settings)
         return self
 
@@ -116,6 +105,18 @@ class Scenario:
         self.open(step)
         self.until(lambda: self._held() == step, f"step {step}")
         self._check_survivors()
+        return self
+
+    def reach(self, step: int) -> Self:
+        """Like `at`, by the word of the task alone."""
+        members = set(self.members.values())
+        self.open(step)
+
+        def there() -> bool:
+            notes = self._notes("gate-*")
+            return {notes.get(pid) for pid in members} == {str(step + 1)}
+
+        self.until(there, f"step {step}")
         return self
 
     def more(self, steps: int) -> Self:
@@ -145,17 +146,17 @@ class Scenario:
     def kill_processes(self, *pids: int) -> Self:
         self._survivors = set(self.members.values()) - set(pids)
         self._kept = self.steps if self._survivors else []
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
+        self._num_restored = len(self.events("restored"))
+        kill(pids)
         return self
 
     def kill_driver(self) -> Self:
         """SIGKILL; all others must find out by themselves."""
         self._signal(signal.SIGKILL)
         self.until(lambda: self.ended, "the driver's end", or_ended=True)
-        agents = {pid for pid in self._alive() if _command(pid).startswith(RAY_AGENTS)}
+        agents = {pid for pid in self._alive() if command_line(pid).startswith(RAY_AGENTS)}
         self._all_gone(but=agents)
-        _kill(agents)
+        kill(agents)
         return self
 
     def terminate(self) -> Self:
@@ -232,27 +233,6 @@ class Scenario:
         return {worker["rank"]: worker["pid"] for worker in self.status.get("workers", ())}
 
     @property
-    def steps(self) -> list[Record]:
-        return self.read("steps.jsonl")
-
-    @property
-    def line(self) -> list[Record]:
-        """What must not depend on the run's history: of every step and evaluation, all but who and when."""
-        logs = self.steps + self.evaluations
-        return [{key: record[key] for key in LINE if key in record} for record in logs]
-
-    @property
-    def evaluations(self) -> list[Record]:
-        return self.read("evaluations.jsonl")
-
-    @property
-    def worlds(self) -> set[int]:
-        return {step["world"] for step in self.steps}
-
-    def events(self, kind: str) -> list[Record]:
-        return [event for event in self.read("events.jsonl") if event["kind"] == kind]
-
-    @property
     def said(self) -> str:
         """All that the run's commands wrote to their standard error."""
         try:
@@ -268,33 +248,16 @@ class Scenario:
         return reason
 
     @property
-    def checkpoints(self) -> list[int]:
-        found = (self.storage / "run" / "checkpoints").glob("step-*/manifest.json")
-        return sorted(int(path.parent.name.removeprefix("step-")) for path in found)
-
-    def parts(self, step: int) -> list[Path]:
-        """The tensor files of a checkpoint, be it committed or not."""
-        return sorted((self.storage / "run" / "checkpoints" / f"step-{step:08}").glob("*.safetensors"))
-
-    @property
     def seen(self) -> dict[int, Counter[int]]:
         """step -> how often the task computed each row, also in tries that came to nothing."""
         steps: dict[int, Counter[int]] = {}
         for path in self.folder.glob("rows-*"):
-            words = np.fromfile(path, np.int64).tolist()
-            while words:
-                step, num = words[:2]
-                steps.setdefault(step, Counter()).update(words[2 : 2 + num])
-                del words[: 2 + num]
+            words, place = np.fromfile(path, np.int64).tolist(), 0
+            while place < len(words):
+                step, num = words[place : place + 2]
+                steps.setdefault(step, Counter()).update(words[place + 2 : place + 2 + num])
+                place += 2 + num
         return steps
-
-    def read(self, name: str) -> list[Record]:
-        """The whole lines of a log."""
-        try:
-            text = (self.storage / "run" / name).read_text()
-        except FileNotFoundError:
-            return []
-        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
     def until(self, condition: Callable[[], bool], what: str, or_ended: bool = False) -> None:
         deadline = time.monotonic() + DEADLINE_S
@@ -310,7 +273,7 @@ class Scenario:
         for driver in (self._driver, *self._others):
             if driver is not None and driver.returncode is None:
                 os.kill(driver.pid, signal.SIGKILL)
-        _kill(self._alive())
+        kill(self._alive())
 
     # Inner works
 
@@ -366,13 +329,12 @@ class Scenario:
     def _alive(self) -> set[int]:
         with contextlib.suppress(FileNotFoundError):
             self._pids |= set(map(int, (self.folder / "pids").read_text().split()))
-        marked = set(_marked(f"WORLDLINE_SCENARIO={self.folder}".encode()))
-        return {pid for pid in self._pids | marked if _is_alive(pid)}
+        return {pid for pid in self._pids | inherited(f"{MARK}={self.folder}") if is_alive(pid)}
 
     def _all_gone(self, but: Collection[int] = ()) -> None:
         deadline = time.monotonic() + DEADLINE_S
         while alive := self._alive() - set(but):
-            assert time.monotonic() < deadline, f"left behind: {[_command(pid) for pid in alive]}"
+            assert time.monotonic() < deadline, f"left behind: {[command_line(pid) for pid in alive]}"
             time.sleep(POLL_S)
 
     def _story(self) -> str:
@@ -383,31 +345,3 @@ def _write(path: Path, content: str) -> None:
     temporary = path.with_name(f".{path.name}")
     temporary.write_text(content)
     temporary.rename(path)
-
-
-def _marked(marker: bytes) -> Iterator[int]:
-    """Processes that inherited an environment with this entry."""
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if marker in (path / "environ").read_bytes().split(b"\0"):
-                yield int(path.name)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-    except OSError:
-        return ""
-
-
-def _kill(pids: Iterable[int]) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)

@@ -36,7 +36,7 @@ def test_a_killed_driver(scenario, undisturbed) -> None:
 
 
 def test_stop_and_go_on(scenario, undisturbed) -> None:
-    run = scenario(EVERYTHING, workers=2, steps=25).start().at(step=9)
+    run = scenario(EVERYTHING, workers=2, steps=28).start().at(step=9)
     code, said = run.ask()
     assert code == 75
     assert "is being trained here" in said
@@ -47,12 +47,9 @@ def test_stop_and_go_on(scenario, undisturbed) -> None:
     # At another size, to the end, and beyond it.
     run.start(world__max=1).finish()
     assert run.status["state"] == "FINISHED"
-    assert [step["attempt"] for step in run.steps] == [1] * stopped + [2] * (25 - stopped)
+    assert [step["attempt"] for step in run.steps] == [1] * stopped + [2] * (28 - stopped)
     run.start(steps=40).finish()
-    assert run.line[-1]["step"] == 40
-    assert {step["step"]: step for step in run.line if "loss" in step} == {
-        step["step"]: step for step in undisturbed(EVERYTHING) if "loss" in step
-    }
+    assert run.line == undisturbed(EVERYTHING)
     assert len(run.events("restored")) == 2
     # Afresh: what was there stays, under another name.
     old = run.steps

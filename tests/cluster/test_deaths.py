@@ -32,35 +32,23 @@ def test_many_deaths_in_one_run(scenario, undisturbed) -> None:
 
 def test_deaths_at_delicate_moments(scenario, undisturbed) -> None:
     run = scenario(EVERYTHING, workers=3, checkpoint__every_steps=20).start()
-    # A newcomer dies while it takes over the state.
+    # While a generation forms: the newcomer, who receives the state; then rank 0, who sends it.
     run.at(step=4).kill(rank=2).more(steps=1)
-    run.hold("load")
-    run.joiners().open(step=9)
-    run.kill_processes(*run.held("load"))
-    run.release("load")
-    run.at(step=9).grow()
-    # In the evaluation after step 14.
-    run.hold("evaluate")
-    run.open(step=15)
-    run.kill_processes(run.held("evaluate", num=3)[0])
-    run.release("evaluate")
-    run.at(step=15).grow()
+    run.hold("load").joiners().open(step=8)
+    run.kill_processes(*run.held("load")).release("load").at(step=8)
+    run.hold("load").joiners().open(step=11).held("load")
+    run.kill(rank=0).release("load").at(step=11).grow()
     # While the checkpoint of step 20 is written: the others' parts are there already.
-    run.at(step=19)
-    run.hold("state-20", run.members[1])
-    run.open(step=20)
-    run.held("state-20")
+    run.at(step=19).hold("state-20", run.members[1]).open(step=20).held("state-20")
     run.until(lambda: len(run.parts(20)) == 2, "two parts")
-    run.kill(rank=1).release("state-20")
-    run.at(step=21)
+    run.kill(rank=1).release("state-20").at(step=21).grow()
+    # In the evaluation after step 28.
+    run.hold("evaluate").open(step=29)
+    run.kill_processes(run.held("evaluate", num=3)[0]).release("evaluate").at(step=29).grow()
     # In the last step, which the others have completed already.
-    run.grow().at(step=39)
-    run.hold("state-40", run.members[0])
-    run.open()
-    run.held("state-40")
+    run.at(step=39).hold("state-40", run.members[0]).open().held("state-40")
     run.until(lambda: len(run.parts(40)) == 2, "two parts")
-    run.kill(rank=0).release("state-40")
-    run.finish()
+    run.kill(rank=0).release("state-40").finish()
     assert run.line == undisturbed(EVERYTHING)
     assert not run.events("restored")
     assert run.checkpoints == [20, 40]

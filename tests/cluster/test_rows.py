@@ -37,12 +37,12 @@ def test_each_row_once_an_epoch(scenario, undisturbed, case: Case, num_rows: int
         assert np.array_equal(np.sort(rows), np.arange(num_rows))
     # What the task saw is what was planned; more than once only in a step that a death interrupted.
     disturbed = {event["step"] + 1 for event in run.events("worker_lost")}
+    seen = run.seen
     for step, rows in planned.items():
-        seen = run.seen[step]
         if step in disturbed:
-            assert seen.keys() == set(rows.tolist())
+            assert seen[step].keys() == set(rows.tolist())
         else:
-            assert seen == Counter(rows.tolist())
+            assert seen[step] == Counter(rows.tolist())
     assert run.line == undisturbed(case)
 
 

@@ -13,13 +13,3 @@ def test_worlds_of_any_size(scenario, undisturbed, workers: int) -> None:
     run = scenario(EVERYTHING, workers, world__min=workers).start().finish()
     assert run.worlds == {workers}
     assert run.line == undisturbed(EVERYTHING)
-
-
-def test_a_killed_worker(scenario, undisturbed) -> None:
-    run = scenario(EVERYTHING, workers=4).start()
-    run.at(step=12).kill(rank=1)
-    run.grow()
-    run.at(step=25).kill(rank=0)
-    run.at(step=30)
-    assert run.finish().line == undisturbed(EVERYTHING)
-    assert run.worlds >= {3, 4}

@@ -373,6 +373,7 @@ class Attempt:
         self.line = Line(self.steps)
         self.saves = Saves(
             self.storage,
+            every_steps=checkpoint_every,
             keep=3,
             job_digest="job",
             plan_fingerprint="plan",

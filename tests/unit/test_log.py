@@ -1,5 +1,6 @@
 """The durable logs: exact round trips, each step once, what a crash tears."""
 
+import errno
 import json
 import math
 import os
@@ -103,6 +104,32 @@ def test_whatever_a_crash_tears_off_the_log_goes_on_behind_the_last_whole_line(
     assert path.read_bytes() == b"".join(whole.splitlines(keepends=True)[:num_whole])
     again.append([record(k + 1) for k in range(num_whole, num + 1)])
     assert steps_in(path) == list(range(1, num + 2))
+
+
+def test_what_a_full_disk_does_not_take_goes_first_once_there_is_room(tmp_path, monkeypatch):
+    path = tmp_path / "steps.jsonl"
+    log = StepLog(path)
+    room, write = 100, os.write
+
+    def write_if_there_is_room(descriptor, data):
+        nonlocal room
+        if room == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = write(descriptor, data[:room])
+        room -= written
+        return written
+
+    monkeypatch.setattr(os, "write", write_if_there_is_room)
+    assert log.append([record(1)]) == 1
+    assert log.append([record(2), record(3)]) == 2
+    assert path.stat().st_size == 100
+    for act in (log.sync, lambda: log.truncate(1)):
+        with pytest.raises(OSError, match=r"cannot write .*steps\.jsonl: No space left on device"):
+            act()
+    room = 10**6
+    log.append([record(4)])
+    assert steps_in(path) == [1, 2, 3, 4]
+    log.sync()
 
 
 def test_readers_leave_out_a_torn_last_line_and_refuse_a_damaged_one_before_it(tmp_path):

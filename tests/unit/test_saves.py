@@ -22,6 +22,7 @@ class Bench:
         self.ended = []
         self.saves = Saves(
             self.storage,
+            every_steps=10,
             keep=3,
             job_digest="job",
             plan_fingerprint="plan",
@@ -94,11 +95,26 @@ def test_what_was_forgotten_stays_forgotten(make):
     bench = make()
     bench.saves.reached(10)
     bench.saves.offer(bench.part(10, 0, 2))
-    assert bench.saves.forget(1)
+    bench.saves.forget(1)
     assert not bench.saves.pending(10)
     bench.saves.offer(bench.part(10, 1, 2))
     assert not bench.saves.pending(10), "a late part does not wait for one that never comes"
-    assert not bench.saves.forget(1)
+
+
+def test_a_checkpoint_that_is_due_and_does_not_come_is_overdue(make):
+    bench = make()
+    assert [step for step in (0, 9, 10, 19) if bench.saves.overdue(step)] == [10, 19]
+    bench.saves.offer(bench.part(10, 0, 2))
+    assert not bench.saves.overdue(10), "it is on its way"
+    bench.saves.forget(1)
+    assert bench.saves.overdue(10), "and does not come, whether its parts were told or not"
+    bench.saves.reached(10)
+    bench.saves.offer(bench.part(10, 0, 1, generation=2))
+    assert not bench.saves.overdue(19)
+    assert bench.settled() == [(10, "")]
+    assert [step for step in (10, 19, 20) if bench.saves.overdue(step)] == [20]
+    bench.saves.rewind(13, durable=True)
+    assert not bench.saves.overdue(13)
 
 
 def test_a_part_that_failed_fails_the_checkpoint_and_not_the_next(make):

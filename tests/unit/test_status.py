@@ -1,5 +1,6 @@
 """status.json: whole at any time, honest about a driver that is gone."""
 
+import errno
 import json
 import math
 import os
@@ -54,6 +55,21 @@ def test_the_writer_writes_by_itself_and_the_newest_last(tmp_path, monkeypatch):
     assert written.wait(10)
     writer.close()
     assert read_status(tmp_path).step == 499
+
+
+def test_a_full_disk_costs_the_status_only(tmp_path, monkeypatch):
+    writer = StatusWriter(tmp_path)
+    writer.write(STATUS_NOW, now=True)
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        writer.write(replace(STATUS_NOW, step=4), now=True)
+    assert read_status(tmp_path).step == 3
+    writer.close()
+    assert read_status(tmp_path).step == 4
 
 
 def test_a_running_status_whose_driver_is_gone_reads_stopped(tmp_path):

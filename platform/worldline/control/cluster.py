@@ -24,7 +24,7 @@ def connect(cpus: float, notify: Callable[[str], None]) -> None:
     ray._private.worker.print_to_stdstream = lambda *_, **__: None
     address = os.environ.get("RAY_ADDRESS")
     if address:
-        ray.init(address=address, log_to_driver=False)
+        ray.init(address=address, log_to_driver=False, configure_logging=False)
         return
     # Its own cluster ends with this process; a token left in the home folder must not lock it.
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")

@@ -82,7 +82,6 @@ class Controller:
         self._below_min_since: float | None = None
         self._pause_since: float | None = None
         self._announced = 0
-        self._save_again = False
 
     def run(self) -> Conclusion:
         """Drive the run until it ends. All workers are gone when this returns or raises."""
@@ -212,7 +211,7 @@ class Controller:
         if membership.trouble and not membership.lost and EndKind.TASK_ERROR not in ends:
             self._journal.event(EventKind.COLLECTIVE_FAILED, membership.trouble)
         if membership.lost:
-            self._save_again |= self._saves.forget(membership.generation)
+            self._saves.forget(membership.generation)
         point = self._find_point() if form.position is None else RestorePoint(form.position)
         if point is None:
             return
@@ -232,9 +231,9 @@ class Controller:
             self._limits,
             position=point.position,
             restore=point.key,
-            checkpoint=self._save_again,
+            # Its members may have died while they wrote the one that was due.
+            checkpoint=membership.lost > 0 and self._saves.overdue(point.position.step),
         )
-        self._save_again = False
         self._pause_since = now if self._pause_since is None else self._pause_since
         shards = {id: order.ranges[order.rank] for id, order in orders.items()}
         sensors.membership = membership.formed(form.ids, point.position, now, shards)

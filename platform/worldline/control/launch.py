@@ -191,6 +191,7 @@ class _Attempt:
     def _make_saves(self, point: RestorePoint, reference: Reference) -> Saves:
         saves = Saves(
             self._storage,
+            every_steps=self._job.checkpoint.every_steps,
             keep=self._job.checkpoint.keep,
             job_digest=job_digest(self._job),
             plan_fingerprint=self._data.plan.fingerprint,
@@ -222,7 +223,8 @@ class _Attempt:
         if tracker is not None and self._lease_lost:
             tracker.kill()  # the tracker's run, too, is the other driver's now
         elif tracker is not None:
-            self._steps.sync()
+            with contextlib.suppress(OSError):  # the disk is full, and the end has its reason already
+                self._steps.sync()
             shortfall = tracker.finish(_TRACKED.get(conclusion.state, "KILLED"), TRACKER_S)
             self._journal.tracker_run(tracker.run_id)
         status = self._journal.status

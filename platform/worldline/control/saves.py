@@ -23,14 +23,15 @@ class Saves:
     a generation whose parts will not all come; what still comes of it is refused. `rewind` when the line goes
     back to what is durable.
 
-    numeric_fingerprint: may be filled later, by the first worker. may_write: asked before each commit,
-    whether this driver still has the run.
+    every_steps: how often workers save. numeric_fingerprint: may be filled later, by the first worker.
+    may_write: asked before each commit, whether this driver still has the run.
     """
 
     def __init__(
         self,
         storage: Storage,
         *,
+        every_steps: int,
         keep: int,
         job_digest: str,
         plan_fingerprint: str,
@@ -42,6 +43,7 @@ class Saves:
         warn: Callable[[str], None],
     ) -> None:
         self._storage = storage
+        self._every_steps = every_steps
         self._keep = keep
         self._job_digest = job_digest
         self._plan_fingerprint = plan_fingerprint
@@ -82,13 +84,17 @@ class Saves:
         """Whether a checkpoint of `step` is being written or committed."""
         return step in self._committing or step in self._whole or any(key[1] == step for key in self._parts)
 
-    def forget(self, generation: int) -> bool:
-        """Give up incomplete checkpoints up to this generation; whether there was one."""
+    def forget(self, generation: int) -> None:
+        """Give up incomplete checkpoints up to this generation."""
         self._forgotten = max(self._forgotten, generation)
-        stale = [key for key in self._parts if key[0] <= generation]
-        for key in stale:
+        for key in [key for key in self._parts if key[0] <= generation]:
             del self._parts[key]
-        return bool(stale)
+
+    def overdue(self, step: int) -> bool:
+        """Whether the newest checkpoint that a line at `step` should have is neither there nor on its way."""
+        due = step // self._every_steps * self._every_steps
+        coming = [*self._committing, *self._whole, *(key[1] for key in self._parts)]
+        return due > 0 and all(there < due for there in (self.committed, *coming))
 
     def settle(self, timeout_s: float) -> bool:
         """Wait for the commits under way; whether they ended in time."""

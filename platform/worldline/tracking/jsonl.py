@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -70,10 +71,14 @@ class JsonLines:
     Protocol: one process writes. Opening drops what a crash tore off the end. `write` hands whole lines to
     the operating system in one call, so they survive the death of the process; `sync` makes them survive that
     of the machine. `rewrite` replaces the file in one rename: a follower sees either the old or the new.
+
+    `write` never raises: what a full disk does not take is kept in memory and goes first with the next one.
+    As long as there is any, `sync` and `rewrite` raise OSError.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._kept = b""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._open()
 
@@ -86,14 +91,23 @@ class JsonLines:
         self.first = read_first(self.path)
 
     def write(self, lines: Sequence[str]) -> None:
-        data = memoryview(("\n".join(lines) + "\n").encode()) if lines else memoryview(b"")
-        while data:
-            data = data[os.write(self._fd, data) :]
+        self._kept += b"".join(line.encode() + b"\n" for line in lines)
+        with contextlib.suppress(OSError):
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        try:
+            while self._kept:
+                self._kept = self._kept[os.write(self._fd, self._kept) :]
+        except OSError as error:
+            raise OSError(error.errno, f"cannot write {self.path}: {error.strerror}") from error
 
     def sync(self) -> None:
+        self._hand_over()
         os.fsync(self._fd)
 
     def rewrite(self, keep: Callable[[Fields], bool]) -> None:
+        self._hand_over()
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         with open(self.path, "rb") as old, open(temporary, "wb") as new:
             new.writelines(line for line in old if keep(decode(line)))
@@ -106,6 +120,7 @@ class JsonLines:
 
     def close(self) -> None:
         if self._fd >= 0:
+            self.write([])
             os.close(self._fd)
             self._fd = -1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -132,9 +133,10 @@ class StatusWriter:
                 return
             fields = asdict(status) | {"updated": time.time(), "driver": self._driver}
             temporary = self._path.with_name(f".{STATUS}.{os.getpid()}")
-            temporary.write_text(jsonl.encode(fields) + "\n")
-            os.replace(temporary, self._path)
-            self._written = status
+            with contextlib.suppress(OSError):  # the disk is full: the run must not end for its status
+                temporary.write_text(jsonl.encode(fields) + "\n")
+                os.replace(temporary, self._path)
+                self._written = status
 
 
 def read_status(run_dir: Path, now: float | None = None) -> Status | None:
