@@ -299,7 +299,7 @@ class TestMisfit:
     def test_value_that_cannot_be_stored_is_named(self):
         model = nn.Linear(2, 2)
         optimizer = torch.optim.SGD(model.parameters())
-        optimizer.state[model.bias] = {"history": [1, {"hook": print}]}
+        optimizer.state[model.bias] = {"history": [1, {"hook": len}]}
         with pytest.raises(
             StateError, match=r"optimizer/bias/history/1/hook: it is a builtins.builtin_function"
         ):
