@@ -162,7 +162,7 @@ class Scenario(Records):
     def terminate(self) -> Self:
         """SIGTERM to the driver, which stops at a step border, and its end."""
         self._signal(signal.SIGTERM)
-        self.until(lambda: self.status["state"] == "DRAINING", "the stop")
+        self.until(lambda: self.ended or self.status.get("state") == "DRAINING", "the stop", or_ended=True)
         while not self.ended:
             if self._held() is not None:
                 self.open(self._gate_step() + 1)

@@ -58,6 +58,15 @@ def test_stop_and_go_on(scenario, undisturbed) -> None:
     assert run.read("../run.1/steps.jsonl") == old
 
 
+def test_a_stop_while_starting(scenario) -> None:
+    """Ray starts meanwhile, with handlers of its own."""
+    run = scenario(EVERYTHING, as_a_user=True).spawn()
+    run.until(lambda: bool(run.events("attempt_started")), "the attempt")
+    run.terminate()
+    assert run.status["state"] == "STOPPED"
+    assert run.last_word == "SIGTERM"
+
+
 def test_what_is_not_the_same_run_is_refused(scenario) -> None:
     run = scenario(EVERYTHING, steps=3).spawn(gate=3).finish()
     before = run.steps

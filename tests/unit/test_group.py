@@ -90,7 +90,7 @@ def memory_after_abandon(room):
             room.group.wait(pending)
     del tensors, pending
     room.group.abandon()
-    until(lambda: not any(ref() for ref in refs[0]))  # the backend's thread lets go of them last
+    until(lambda: not any(ref() is not None for ref in refs[0]))  # the backend's thread lets go of them last
     return [ref() is not None for ref in refs[1]]
 
 

@@ -22,6 +22,8 @@ def connect(cpus: float, notify: Callable[[str], None]) -> None:
     """Join the cluster that RAY_ADDRESS names, or start one in this process with `cpus` logical CPUs."""
     # Private: each death of a worker would be told by Ray, too, in a paragraph.
     ray._private.worker.print_to_stdstream = lambda *_, **__: None
+    # Private: Ray's own handler would take the place of ours.
+    ray._private.utils.set_sigterm_handler = lambda *_: None
     address = os.environ.get("RAY_ADDRESS")
     if address:
         ray.init(address=address, log_to_driver=False, configure_logging=False)

@@ -14,9 +14,9 @@ STOPPED, INTERRUPTED = 75, 130
 
 @contextlib.contextmanager
 def stop_on_signals(post: Callable[[StopRequested], None]) -> Iterator[None]:
-    """SIGTERM and Ctrl-C end the run in order; a second Ctrl-C interrupts that.
+    """SIGTERM and Ctrl-C end the run in order, also while it starts; a second Ctrl-C interrupts that.
 
-    To be entered after Ray's start, which sets handlers of its own; only the main thread may set any.
+    Only the main thread may set handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -111,8 +111,13 @@ class _Attempt:
         if point.position.step >= self._last_step:
             return self._end(Conclusion(RunState.FINISHED, "all steps were completed before", FINISHED), None)
         tracker = assemble.tracker(self._job, self._folder, self._lease.attempt, self._last_step)
+        with stop_on_signals(self._signals.post):
+            return self._end(self._guarded(point, tracker), tracker)
+
+    def _guarded(self, point: RestorePoint, tracker: MlflowDelivery | None) -> Conclusion:
+        """Drive; if that raises, say so wherever somebody may look."""
         try:
-            conclusion = self._drive(point)
+            return self._drive(point)
         except BaseException as error:
             if tracker is not None:
                 tracker.kill()
@@ -121,7 +126,6 @@ class _Attempt:
                 state, what = RunState.STOPPED, "interrupted a second time, before all was saved"
             self._journal.close(state, what, f"{state.lower()}: {what}")
             raise
-        return self._end(conclusion, tracker)
 
     def close(self) -> None:
         import ray
@@ -185,8 +189,7 @@ class _Attempt:
                 ),
             )
         )
-        with stop_on_signals(self._signals.post):
-            return controller.run()
+        return controller.run()
 
     def _make_saves(self, point: RestorePoint, reference: Reference) -> Saves:
         saves = Saves(
