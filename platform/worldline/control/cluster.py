@@ -13,6 +13,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
 
+from worldline.control.interrupts import handlers_kept
 from worldline.control.signals import Ended, Fetched, Lost, Post, Ready, StartFailed, StepsFetched
 from worldline.worker.actor import CONCURRENCY_GROUPS, ORDERS, REPORTS, TRAIN, Worker
 from worldline.worker.orders import GenerationOrder, Hello, Setup
@@ -22,12 +23,17 @@ def connect(cpus: float, notify: Callable[[str], None]) -> None:
     """Join the cluster that RAY_ADDRESS names, or start one in this process with `cpus` logical CPUs."""
     # Private: each death of a worker would be told by Ray, too, in a paragraph.
     ray._private.worker.print_to_stdstream = lambda *_, **__: None
-    # Private: Ray's own handler would take the place of ours.
+    # Private: Ray would take SIGTERM for itself, here in Python and once more in C++.
     ray._private.utils.set_sigterm_handler = lambda *_: None
     address = os.environ.get("RAY_ADDRESS")
-    if address:
-        ray.init(address=address, log_to_driver=False, configure_logging=False)
-        return
+    with handlers_kept():
+        if address:
+            ray.init(address=address, log_to_driver=False, configure_logging=False)
+        else:
+            _start_local(cpus, notify)
+
+
+def _start_local(cpus: float, notify: Callable[[str], None]) -> None:
     # Its own cluster ends with this process; a token left in the home folder must not lock it.
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     num_cpus = math.ceil(cpus)

@@ -16,24 +16,38 @@ STOPPED, INTERRUPTED = 75, 130
 def stop_on_signals(post: Callable[[StopRequested], None]) -> Iterator[None]:
     """SIGTERM and Ctrl-C end the run in order, also while it starts; a second Ctrl-C interrupts that.
 
-    Only the main thread may set handlers.
+    Outside the main thread, which alone may set handlers, this does nothing.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
     def terminate(*_: object) -> None:
+        # Where Ray's handler came first, it has set an alarm that ends the process.
+        signal.alarm(0)
         post(StopRequested("SIGTERM", STOPPED))
 
     def interrupt(*_: object) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         post(StopRequested("interrupted", INTERRUPTED))
 
+    with handlers_kept():
+        if _may_set_handlers():
+            signal.signal(signal.SIGTERM, terminate)
+            signal.signal(signal.SIGINT, interrupt)
+        yield
+
+
+@contextlib.contextmanager
+def handlers_kept() -> Iterator[None]:
+    """Afterwards the handlers of SIGTERM and SIGINT are what they were before, below Python, too."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    signal.signal(signal.SIGTERM, terminate)
-    signal.signal(signal.SIGINT, interrupt)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        if _may_set_handlers():
+            for number, handler in before.items():
+                # None: a handler from outside Python, which cannot be set from here.
+                if handler is not None:
+                    signal.signal(number, handler)
+
+
+def _may_set_handlers() -> bool:
+    return threading.current_thread() is threading.main_thread()
