@@ -245,13 +245,13 @@ def test_members_that_differ_are_told_in_what(case):
         lines[0].build(members)
         members[1].call(spoil, "rare")
         ends = disagreement(members, lines[0], verify_state=True)
-        assert "the members differ in state digest: rank 0, 2: " in ends[members[0]].reason
+        assert "the members differ in state checksum: rank 0, 2: " in ends[members[0]].reason
 
         # A source whose state differs: what a receiver puts together is not the state of the first source.
         lines[0].build(members)
         members[1].call(spoil, "mean")
         ends = disagreement(members, lines[0], sources=members[:2])
-        assert "the members differ in state digest" in ends[members[0]].reason
+        assert "the members differ in state checksum" in ends[members[0]].reason
         assert [end.position for end in ends.values()] == [Position(0), Position(0), None]
 
         lines[0].build(members)

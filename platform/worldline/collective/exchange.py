@@ -189,14 +189,20 @@ def exchange_bytes(group: Group | None, mine: bytes, lengths: Sequence[int], lab
     return [bytes(part.cpu().numpy()) for part in torch.split(incoming, list(lengths))]
 
 
+INLINE_BYTES = 4096
+"""What a message may have to need one round only, its length included."""
+
+
 def gather_bytes(group: Group | None, mine: bytes, label: str) -> list[bytes]:
     """As `exchange_bytes`, where the lengths are not known yet."""
     if group is None:
         return [mine]
-    one_each = [ShardRange(rank, rank + 1) for rank in range(group.size)]
-    lengths = WordExchange(group, one_each, group.rank)
-    lengths.start(torch.tensor([[len(mine)]]), f"{label} lengths")
-    return exchange_bytes(group, mine, [int(n) for n in lengths.finish()[:, 0]], label)
+    head = len(mine).to_bytes(8, "little") + mine[: INLINE_BYTES - 8]
+    heads = exchange_bytes(group, head.ljust(INLINE_BYTES, b"\0"), [INLINE_BYTES] * group.size, label)
+    lengths = [int.from_bytes(head[:8], "little") for head in heads]
+    if max(lengths) <= INLINE_BYTES - 8:
+        return [head[8 : 8 + length] for head, length in zip(heads, lengths, strict=True)]
+    return exchange_bytes(group, mine, lengths, label)
 
 
 def _cuts(length: int, parts: int) -> list[int]:

@@ -26,6 +26,8 @@ from worldline.tracking.status import RunState
 from worldline.worker.orders import EndKind, Hello
 
 COMMIT_S = 60.0
+SETTLE_S = 1.0
+"""A new generation has this long for its first step before more workers are asked for."""
 
 
 @dataclass
@@ -173,7 +175,8 @@ class Controller:
 
     def _top_up(self, now: float) -> int:
         """Keep as many workers asked for as are wanted; returns how many were missing. Only while there is
-        nothing more urgent to do: never between a failure and the next generation."""
+        nothing more urgent to do: never between a failure and the first step after it, for which a process
+        that starts would compete."""
         sensors = self._sensors
         broken = sensors.membership.training and sensors.membership.trouble
         if sensors.stop is not None or broken or now < sensors.request_from:
@@ -240,6 +243,7 @@ class Controller:
         self._journal.generation(sensors.membership.generation)
         for id, order in orders.items():
             self._cluster.train(id, order)
+        sensors.request_from = max(sensors.request_from, now + SETTLE_S)
 
     def _find_point(self) -> RestorePoint | None:
         """Nobody holds the state: the newest checkpoint, or the start. None if that cannot be found out."""

@@ -116,7 +116,7 @@ class Loader:
             return []
         columns, row_ids = parts[0] if len(parts) == 1 else _join(parts)
         cuts = range(0, len(row_ids), self._micro_rows)
-        return [_micro_batch(columns, row_ids, cut, cut + self._micro_rows) for cut in cuts]
+        return [micro_batch(columns, row_ids, cut, cut + self._micro_rows) for cut in cuts]
 
     def close(self) -> None:
         """End the thread, once its read has come to an end, and let go of all windows."""
@@ -231,7 +231,8 @@ class Loader:
         )
 
 
-def _micro_batch(columns: Columns, row_ids: IntArray, start: int, stop: int) -> MicroBatch:
+def micro_batch(columns: Columns, row_ids: IntArray, start: int, stop: int) -> MicroBatch:
+    """Rows [start, stop) of those given."""
     # Copies: a task may change its batch in place, and a step may have to be done again.
     rows = {name: _column(values[start:stop].copy()) for name, values in columns.items()}
     return MicroBatch(rows, row_ids[start:stop].copy())

@@ -14,8 +14,9 @@ import torch.distributed as dist
 
 from worldline.collective.group import Group, connect_ahead, form_gloo
 from worldline.collective.nccl import form_nccl
+from worldline.data.block import Block
 from worldline.data.feeder import FeederSource
-from worldline.data.loader import Loader
+from worldline.data.loader import Loader, micro_batch
 from worldline.data.manifest import Manifest
 from worldline.data.plan import Plan
 from worldline.data.reader import LocalSource, WindowReader
@@ -30,6 +31,7 @@ from worldline.worker.mailbox import Mailbox
 from worldline.worker.member import EngineSettings
 from worldline.worker.orders import GenerationOrder, Setup
 from worldline.worker.plans import training_plan, validation_plan
+from worldline.worker.rehearsal import rehearse
 from worldline.worker.rng import seed_all
 from worldline.worker.runner import FormGroup, Runner, Schedule
 from worldline.worker.state import TrainState
@@ -65,13 +67,14 @@ def build(setup: Setup, mailbox: Mailbox, address: str) -> Built:
     optimizer = task.build_optimizer(model)
     scheduler = task.build_scheduler(optimizer)
     plan = training_plan(job, Manifest.from_json(setup.manifest), setup.transform_digest)
+    loader, first = _loader(job, job.data.train, plan, setup.feeder, setup.last_step)
     engine = Engine(
         task,
         model,
         optimizer,
         scheduler,
         plan,
-        _loader(job, job.data.train, plan, setup.feeder, setup.last_step),
+        loader,
         EngineSettings(
             num_shards=job.batch.logical_shards,
             seed=job.seed,
@@ -82,6 +85,8 @@ def build(setup: Setup, mailbox: Mailbox, address: str) -> Built:
         ),
         device,
     )
+    state = TrainState(model, optimizer, scheduler)
+    rehearse(engine, state, micro_batch(first.columns, first.row_ids, 0, job.batch.rows_per_shard))
     schedule = Schedule(
         last_step=setup.last_step,
         digest_every=job.digest_every_steps,
@@ -96,7 +101,7 @@ def build(setup: Setup, mailbox: Mailbox, address: str) -> Built:
     runner = Runner(
         engine,
         _evaluator(job, setup, task, model, device),
-        TrainState(model, optimizer, scheduler),
+        state,
         open_storage(setup.storage),
         schedule,
         rendezvous(setup.store_host, setup.store_port, address, device, job.failure.timeout_s),
@@ -141,14 +146,17 @@ def _evaluator(
     plan = validation_plan(
         job, Manifest.from_json(setup.validation_manifest), setup.validation_transform_digest
     )
-    loader = _loader(job, job.data.validation, plan, None, plan.steps_per_epoch)
+    loader, _ = _loader(job, job.data.validation, plan, None, plan.steps_per_epoch)
     return Evaluator(task, model, plan, loader, job.seed, device)
 
 
-def _loader(job: Job, dataset: DatasetSpec, plan: Plan, feeder: object, last_step: int) -> Loader:
+def _loader(
+    job: Job, dataset: DatasetSpec, plan: Plan, feeder: object, last_step: int
+) -> tuple[Loader, Block]:
+    """The loader, and the plan's first window."""
     transform = load_transform(dataset.transform) if dataset.transform else None
     reader = WindowReader(plan.manifest, dataset.columns, transform)
     # The first read imports and opens much: not while the others wait for this worker's first step.
-    reader.read(plan.window(0, 0, 0))
+    first = reader.read(plan.window(0, 0, 0))
     source = LocalSource(reader, plan) if feeder is None else FeederSource(feeder, reader, plan)
-    return Loader(plan, source, job.batch.rows_per_shard, last_step=last_step)
+    return Loader(plan, source, job.batch.rows_per_shard, last_step=last_step), first

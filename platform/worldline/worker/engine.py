@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from worldline.data.loader import Loader
+from worldline.data.loader import Loader, MicroBatch
 from worldline.events import StepRecord
 from worldline.task import Task
 from worldline.worker.member import EngineSettings, Membership
@@ -87,6 +87,10 @@ class Engine:
     def read_ahead(self, shards: range, step: int) -> None:
         """The rows of these shards will be needed from `step` on; may be called before `join`."""
         self._reduction.read_ahead(shards, step)
+
+    def rehearse(self, batch: MicroBatch) -> None:
+        """Forward and backward of a micro-batch, of which nothing stays."""
+        self._reduction.rehearse(batch)
 
     def join(self, membership: Membership, cancelled: Callable[[], bool]) -> None:
         self._membership = membership

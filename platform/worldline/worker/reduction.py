@@ -97,6 +97,16 @@ class Reduction:
         """Begin to read the rows of these shards from `step` on."""
         self._loader.focus(shards, step)
 
+    def rehearse(self, batch: MicroBatch) -> None:
+        """Forward and backward of a micro-batch, of which nothing stays."""
+        self.buffers.begin()
+        try:
+            seed_all(self._settings.seed)
+            self._forward(batch).sum.backward()  # type: ignore[no-untyped-call]
+        finally:
+            self._sums.begin()
+            self.buffers.restore()
+
     def join(self, membership: Membership, cancelled: Callable[[], bool], step: int) -> None:
         """Take this worker's place in a generation that begins with `step`."""
         self._membership = membership

@@ -5,8 +5,11 @@ from __future__ import annotations
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import torch
 
 from worldline.checkpoint.manifest import CheckpointError, CheckpointManifest, part_name, partition
 from worldline.checkpoint.restore import read
@@ -16,6 +19,7 @@ from worldline.data.loader import ReadCancelled
 from worldline.data.manifest import DataError
 from worldline.storage import Storage, StorageError
 from worldline.worker.agree import Disagreed, agree
+from worldline.worker.checksum import checksum
 from worldline.worker.engine import Engine, NonFinite, TornState
 from worldline.worker.evaluate import Evaluator
 from worldline.worker.mailbox import Mailbox
@@ -32,7 +36,7 @@ from worldline.worker.state import StateError, TrainState, digest, snapshot
 from worldline.worker.transfer import transfer
 from worldline.world import Position
 
-STATE_DIGEST = "state digest"
+STATE = "state checksum"
 
 FormGroup = Callable[[GenerationOrder, Callable[[], bool]], Group | None]
 """(order, cancelled) -> the group of this generation, None in a world of one."""
@@ -90,6 +94,7 @@ class Runner:
         self._halted = 0
         self._abandoned = 0
         self._position: Position | None = Position(0)
+        self._digested: tuple[int, str] | None = None  # the step whose state has this digest
         self._pending_parts: deque[CheckpointPart] = deque()  # the writer answers in the order of submission
         self._writer = PartWriter(storage, self._part_written)
 
@@ -146,7 +151,7 @@ class Runner:
                 rank=part,
                 parts=parts,
                 position=self._position,
-                state_digest=digest(tensors, meta),
+                state_digest=self._digest(self._position.step, tensors, meta),
                 meta=meta if part == 0 else {},
                 part=None,
             )
@@ -187,7 +192,7 @@ class Runner:
         if order.receivers and group is not None:
             self._transfer(order, group, claims)
         elif order.verify_state:
-            claims[STATE_DIGEST] = digest(self._state.tensors(), self._state.meta())
+            claims[STATE] = self._checksum()
         if self._position is not None and self._position.step == order.position.step:
             self._take(order.position)
         claims["step"] = str(self._position and self._position.step)
@@ -200,21 +205,21 @@ class Runner:
             self.write_checkpoint(order.generation, order.rank, len(order.ranges))
 
     def _transfer(self, order: GenerationOrder, group: Group, claims: dict[str, str]) -> None:
-        """Send or receive the state; those who receive it and the first who sends it claim its digest."""
+        """Send or receive the state; those who receive it and the first who sends it claim its checksum."""
         is_source = order.rank in order.sources
         tensors = self._state.tensors() if is_source else {}
         meta = self._state.meta() if is_source else {}
 
         def meanwhile() -> None:
             if order.rank == order.sources[0]:
-                claims[STATE_DIGEST] = digest(tensors, meta)
+                claims[STATE] = checksum(tensors, meta)
 
         received = transfer(group, order.sources, order.receivers, tensors, meta, meanwhile)
         if received is not None:
             self._position = None
             self._state.load(*received)
             self._take(order.position)
-            claims[STATE_DIGEST] = digest(self._state.tensors(), self._state.meta())
+            claims[STATE] = self._checksum()
 
     def _restore(self, key: str) -> None:
         manifest = CheckpointManifest.from_json(self._storage.get(f"{key}/manifest.json"))
@@ -228,6 +233,7 @@ class Runner:
 
     def _take(self, position: Position) -> None:
         self._position = position
+        self._digested = None
         self._engine.completed = position.step
         self._mailbox.forget_after(position.step)
 
@@ -257,10 +263,19 @@ class Runner:
             self.write_checkpoint(order.generation, order.rank, len(order.ranges))
         return completed.halt
 
+    def _checksum(self) -> str:
+        return checksum(self._state.tensors(), self._state.meta())
+
     def _digest_if_due(self, step: int) -> str | None:
         if not self._schedule.digest_due(step):
             return None
-        return digest(self._state.tensors(), self._state.meta())
+        return self._digest(step, self._state.tensors(), self._state.meta())
+
+    def _digest(self, step: int, tensors: Mapping[str, torch.Tensor], meta: dict[str, Any]) -> str:
+        """Of the state after `step`; taken once, though a checkpoint asks again."""
+        if self._digested is None or self._digested[0] != step:
+            self._digested = step, digest(tensors, meta)
+        return self._digested[1]
 
     def _evaluate(self) -> None:
         assert self._evaluator is not None

@@ -29,6 +29,7 @@ class Paced:
     """Mixed in before a `worldline.Task`: each of its steps, and its evaluation, can be held from outside."""
 
     _open_until = -1
+    _rehearsed = False
 
     def build_model(self) -> torch.nn.Module:
         append("pids", f"{os.getpid()}\n")
@@ -45,8 +46,15 @@ class Paced:
         return self._scheduler
 
     def loss(self, model: torch.nn.Module, batch: dict[str, object]) -> object:
+        if self.rehearses(model):
+            return super().loss(model, batch)
         self.wait_at_gate()
         return super().loss(model, batch)
+
+    def rehearses(self, model: torch.nn.Module) -> bool:
+        """Whether this call is the one that each process makes before it is a worker."""
+        first, self._rehearsed = model.training and not self._rehearsed, True
+        return first
 
     def evaluate(self, model: torch.nn.Module, batch: dict[str, object]) -> object:
         hold("evaluate")

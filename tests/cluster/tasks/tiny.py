@@ -55,7 +55,7 @@ class Net(worldline.Task):
 
 class Tiny(paced.Paced, Net):
     def loss(self, model: nn.Module, batch: worldline.Batch) -> torch.Tensor:
-        if not model.training:
+        if not model.training or self.rehearses(model):
             return Net.loss(self, model, batch)
         self.wait_at_gate()
         ids = batch["id"].numpy()
