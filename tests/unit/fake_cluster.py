@@ -43,6 +43,7 @@ from worldline.worker.orders import (
     GenerationEnd,
     GenerationFormed,
     Hello,
+    Met,
     Reports,
     StateDigest,
 )
@@ -117,6 +118,9 @@ class Cluster:
         self.fail_writes = ""
         self.write_hook = lambda id: None
         self.orders = []
+        self.meetings = []
+        self.no_meeting = ""
+        self.absent = set()
         self.killed = []
 
     # As the controller sees it
@@ -132,6 +136,11 @@ class Cluster:
         worker = self.workers.get(id)
         if worker is not None:
             worker.order, worker.formed, worker.narrates = order, False, order.rank == 0
+
+    def meet(self, id, meeting):
+        self.meetings.append((id, meeting))
+        if id in self.workers and id not in self.absent:
+            self.workers[id].outbox.append(Met(meeting.generation, meeting.number, self.no_meeting))
 
     def halt(self, id, generation):
         if id in self.workers:

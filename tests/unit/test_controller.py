@@ -259,6 +259,32 @@ def test_a_late_worker_joins_at_a_border(attempt):
     assert run.worlds == [2, 3]
     assert run.told == list(range(1, 61))
     assert run.journal.status.incidents == 0
+    assert [(id, meeting.rank, meeting.size) for id, meeting in run.cluster.meetings] == [
+        ("w1", 0, 3),
+        ("w2", 1, 3),
+        ("w3", 2, 3),
+    ]
+    assert [order.met for _, order in run.cluster.orders] == [0, 0, 1, 1, 1], "connected beforehand"
+
+
+@pytest.mark.parametrize("fault", ["error", "absent", "death"])
+def test_a_join_needs_no_meeting(attempt, fault):
+    """They cannot connect beforehand, or somebody does not answer, or dies when all have met."""
+    run = attempt(max=3, last_step=100)
+    run.cluster.request = lambda request=run.cluster.request: delayed(run, request)
+    if fault == "error":
+        run.cluster.no_meeting = "forming failed"
+    elif fault == "absent":
+        run.cluster.absent = {"w3"}
+    else:
+        run.cluster.meet = lambda id, meeting, meet=run.cluster.meet: (
+            meet(id, meeting),
+            {id, "w2"} <= run.cluster.workers.keys() and id == "w3" and run.cluster.die("w2"),
+        )
+    assert run.run().exit_code == 0
+    assert run.told == list(range(1, 101))
+    assert run.worlds[:2] == ([2, 2] if fault == "death" else [2, 3])
+    assert not any(order.met for _, order in run.cluster.orders[:5])
 
 
 def delayed(run, request):

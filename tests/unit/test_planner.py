@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from worldline.control import planner
-from worldline.control.membership import START, Membership, MemberState
-from worldline.control.planner import Abandon, Expel, Form, Halt, Limits, Over, Proceed, Wait
-from worldline.worker.orders import EndKind, GenerationEnd, Hello
+from worldline.control.membership import START, Gathering, Membership, MemberState
+from worldline.control.planner import Abandon, Expel, Form, Halt, Limits, Meet, Over, Proceed, Wait
+from worldline.worker.orders import EndKind, GenerationEnd, Hello, Met
 from worldline.world import Position
 
 HELLO = Hello(1, "node", "10.0.0.1", "plan", {}, 10)
@@ -110,6 +110,16 @@ class History(RuleBasedStateMachine):
     def a_worker_is_held_up(self, data, busy):
         worker = self.workers[data.draw(st.sampled_from(sorted(self.workers)))]
         worker.busy, worker.frozen = busy, not busy
+
+    @precondition(lambda self: self.membership.gathering)
+    @rule(data=st.data(), error=st.sampled_from(["", "", "", "a peer did not come"]), late=st.integers(0, 1))
+    def somebody_is_connected(self, data, error, late):
+        """Or is not; or says it of an older meeting."""
+        gathering = self.membership.gathering
+        id = data.draw(st.sampled_from(gathering.ids))
+        said = Met(self.membership.generation + 1, gathering.number - late, error)
+        self.membership = self.membership.met(id, said)
+        self.drive()
 
     @precondition(lambda self: self.able())
     @rule(save=st.booleans())
@@ -258,6 +268,12 @@ class History(RuleBasedStateMachine):
                     assert self.workers[id].frozen or self.workers[id].busy
                     self.leave(id)
                 return False
+            case Meet(gathering):
+                assert not self.stopping
+                assert not self.membership.trouble
+                assert len(self.membership.current) < len(gathering.ids) <= self.limits.max
+                self.membership = self.membership.asked_to_meet(gathering)
+                return False
             case Halt(ids):
                 assert set(ids) == {m.id for m in self.membership.training}
                 for id in ids:
@@ -327,8 +343,13 @@ class History(RuleBasedStateMachine):
             position=position,
             restore=restore,
             checkpoint=False,
+            met=self.membership.met_as(form.ids),
         )
         assert list(orders) == list(form.ids)
+        gathering = self.membership.gathering
+        if any(order.met for order in orders.values()):
+            assert gathering.there == set(gathering.ids), "they have not all met"
+            assert gathering.ids == form.ids, "they met as others"
         size = len(form.ids)
         for rank, order in enumerate(orders.values()):
             assert order.rank == rank
@@ -447,8 +468,39 @@ def test_a_halt_that_does_not_come_breaks_the_generation():
 
 def test_standbys_are_let_in_at_a_border_if_there_is_room():
     membership = training("a", "b").requested("c", 1.0).ready("c", HELLO, 1.0)
-    assert decide(membership, now=1.0) == Halt(("a", "b"))
     assert decide(membership, replace(LIMITS, max=2), now=1.0) == Proceed()
+    meet = decide(membership, now=1.0)
+    assert meet == Meet(Gathering(1, ("a", "b", "c"), 1.0))
+    membership = membership.asked_to_meet(meet.gathering)
+    assert decide(membership, now=1.0) == Proceed(1.0 + LIMITS.meet_s)
+    for id in ("a", "b", "c"):
+        assert membership.met_as(("a", "b", "c")) == 0
+        assert decide(membership, now=2.0) == Proceed(1.0 + LIMITS.meet_s)
+        membership = membership.met(id, Met(2, 1))
+    assert decide(membership, now=2.0) == Halt(("a", "b"))
+    assert membership.met_as(("a", "b", "c")) == 1
+    assert membership.met_as(("b", "a", "c")) == membership.met_as(("a", "b")) == 0
+
+
+def test_nobody_waits_long_for_those_who_do_not_meet():
+    gathering = Gathering(1, ("a", "b", "c"), 1.0)
+    membership = training("a", "b").requested("c", 1.0).ready("c", HELLO, 1.0).asked_to_meet(gathering)
+    assert decide(membership, now=1.0 + LIMITS.meet_s) == Halt(("a", "b"))
+    failed = membership.met("c", Met(2, 1, "a peer did not come"))
+    assert decide(failed, now=1.0) == Halt(("a", "b"))
+    assert failed.met_as(gathering.ids) == 0
+    assert decide(membership, stopping=True, now=1.0) == Halt(("a", "b"))
+
+
+def test_who_comes_while_others_meet_makes_them_meet_anew():
+    gathering = Gathering(1, ("a", "b", "c"), 1.0)
+    membership = training("a", "b").requested("c", 1.0).ready("c", HELLO, 1.0).asked_to_meet(gathering)
+    membership = membership.requested("d", 2.0).ready("d", HELLO, 2.0)
+    again = decide(membership, replace(LIMITS, max=4), now=2.0)
+    assert again == Meet(Gathering(2, ("a", "b", "c", "d"), 2.0))
+    membership = membership.asked_to_meet(again.gathering)
+    assert membership.met("a", Met(2, 1)) == membership.met("a", Met(1, 2)) == membership
+    assert membership.out("c", "is gone").met_as(("a", "b", "d")) == 0
 
 
 @given(st.integers(0, 9), st.integers(1, 4), st.integers(0, 4))

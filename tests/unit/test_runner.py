@@ -17,7 +17,7 @@ from tests.unit.tiny import Case, Line, kinds
 from worldline.checkpoint.manifest import directory
 from worldline.events import EvaluationRecord
 from worldline.storage import open_storage
-from worldline.worker.orders import CheckpointPart, EndKind, StateDigest
+from worldline.worker.orders import CheckpointPart, EndKind, Meeting, Met, StateDigest
 from worldline.world import Position, ShardRange
 
 LAST = 4
@@ -52,9 +52,9 @@ def assert_whole(ends, truth):
         assert peer.call(tiny.state_digest) == truth[0][end.position.step], end
 
 
-def assert_finished(line, members, truth, sources=None):
+def assert_finished(line, members, truth, sources=None, **order):
     """Those members go on to the end; what they say of every step is what one undisturbed worker says."""
-    ends = line.run(members, sources)
+    ends = line.run(members, sources, **order)
     assert kinds(ends) == [EndKind.FINISHED] * len(members), ends
     assert_whole(ends, truth)
     known = {record[0]: record for peer in members for record in peer.call(tiny.told)}
@@ -86,6 +86,44 @@ def test_the_world_changes_at_every_step_and_the_line_does_not(case, truth):
             assert_whole(ends, truth)
         known = {record[0]: record for peer in processes for record in peer.call(tiny.told)}
         assert [known[step] for step in sorted(known)] == truth[1]
+
+
+def test_a_generation_goes_on_with_those_who_met_before_it(case, truth):
+    """Two train, and connect with a third meanwhile; a meeting at which one was missing disturbs nobody."""
+    with peers(3) as members:
+        line = Line(case)
+        line.build(members)
+        members[0].now(tiny.halt, 1)
+        line.begin(members[:2])
+        line.meet(members[:2], 1)
+        line.meet(members, 2)
+        ends = line.ends()
+        assert kinds(ends) == [EndKind.HALTED] * 2
+        assert [peer.call(tiny.met, 2) for peer in members] == [Met(2, 2)] * 3
+        assert_finished(line, members, truth, holders(ends, line), met=2)
+
+
+def test_who_was_not_at_the_meeting_says_so(case, truth):
+    with peers(2) as members:
+        line = Line(case)
+        line.build(members)
+        line.meet(members, 1)
+        assert [peer.call(tiny.met, 1) for peer in members] == [Met(1, 1)] * 2
+        ends = line.run(members, met=2)
+        assert set(kinds(ends)) == {EndKind.BROKEN}
+        assert "was not at the meeting generation-1-2" in ends[members[0]].reason
+        assert_finished(line, members, truth)
+
+
+def test_a_meeting_is_left_when_its_generation_is_given_up(case, truth):
+    with peers(2) as members:
+        line = Line(case)
+        line.build(members)
+        members[0].now(tiny.meet, Meeting(generation=1, number=1, rank=0, size=2))  # rank 1 never comes
+        line.generation = 1
+        line.abandon(members)
+        assert members[0].call(tiny.met, 1).error.startswith("gave up forming")
+        assert_finished(line, members, truth)
 
 
 def test_ranges_of_any_size_give_the_same_line(case, truth):

@@ -7,6 +7,7 @@ points of one step: before each loss, inside each backward, and at every operati
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -31,7 +32,7 @@ from worldline.worker.engine import Completed, Engine
 from worldline.worker.evaluate import Evaluator
 from worldline.worker.mailbox import Mailbox
 from worldline.worker.member import EngineSettings, Membership
-from worldline.worker.orders import EndKind, GenerationEnd, GenerationOrder
+from worldline.worker.orders import EndKind, GenerationEnd, GenerationOrder, Meeting, Met
 from worldline.worker.rng import seed_all
 from worldline.worker.runner import Runner, Schedule
 from worldline.worker.state import TrainState, digest
@@ -225,9 +226,9 @@ class Watched:
         return call
 
 
-def _form(room: SimpleNamespace, order: GenerationOrder, cancelled: Callable[[], bool]) -> Any:
-    prefix = f"{room.prefix}/{order.generation}"
-    group = ranks.form(room, order.rank, len(order.ranges), prefix, cancelled=cancelled)
+def _form(room: SimpleNamespace, meeting: Meeting, cancelled: Callable[[], bool]) -> Any:
+    prefix = f"{room.prefix}/{meeting.prefix}"
+    group = ranks.form(room, meeting.rank, meeting.size, prefix, cancelled=cancelled)
     return None if group is None else Watched(group, lambda kind: _point(room, kind))
 
 
@@ -383,6 +384,11 @@ class Line:
         for peer in peers:
             peer.now(abandon, self.generation)
 
+    def meet(self, members: list[ranks.Peer], number: int) -> None:
+        """Have `members` connect for the next generation, whatever they do meanwhile."""
+        for rank, peer in enumerate(members):
+            peer.now(meet, Meeting(self.generation + 1, number, rank, len(members)))
+
     def run(self, members: list[ranks.Peer], *args: Any, **more: Any) -> dict[ranks.Peer, GenerationEnd]:
         self.begin(members, *args, **more)
         return self.ends()
@@ -391,6 +397,20 @@ class Line:
 def run_order(room: SimpleNamespace, order: GenerationOrder) -> GenerationEnd:
     room.generation = order.generation
     return room.runner.run(order)
+
+
+def meet(room: SimpleNamespace, meeting: Meeting) -> None:
+    room.runner.meet(meeting)
+
+
+def met(room: SimpleNamespace, number: int) -> Met:
+    """What came of a meeting that this worker was asked to."""
+    deadline = time.monotonic() + ranks.DEADLINE_S
+    while time.monotonic() < deadline:
+        for report in room.mailbox.fetch(1.0):
+            if isinstance(report, Met) and report.number == number:
+                return report
+    raise TimeoutError(f"nothing came of meeting {number}")
 
 
 def abandon(room: SimpleNamespace, generation: int) -> None:

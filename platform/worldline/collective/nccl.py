@@ -63,9 +63,12 @@ def form_nccl(
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=timeout_s)
         lane: Any = dist.ProcessGroupNCCL(meeting, rank, size, options)
-        # The communicator is made by the first operation: here, where the wait for it can be left.
-        lane.allreduce([torch.zeros(1, device=NcclGroup.device)]).wait()
-        torch.cuda.synchronize(NcclGroup.device)
+        # The communicator is made by the first operation: here, where the wait for it can be left, and on a
+        # stream of its own, as another generation may train meanwhile.
+        stream = torch.cuda.Stream(NcclGroup.device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            lane.allreduce([torch.zeros(1, device=NcclGroup.device)]).wait()
+        stream.synchronize()
         return lane
 
     lanes = meet(store, connect, prefix=prefix, size=size, form_timeout_s=form_timeout_s, cancelled=cancelled)

@@ -15,7 +15,7 @@ from worldline.control.intake import Intake
 from worldline.control.journal import Journal
 from worldline.control.line import Line
 from worldline.control.membership import MemberState
-from worldline.control.planner import Abandon, Decision, Expel, Form, Halt, Limits, Over, Proceed, Wait
+from worldline.control.planner import Abandon, Decision, Expel, Form, Halt, Limits, Meet, Over, Proceed, Wait
 from worldline.control.restore import RestorePoint
 from worldline.control.saves import Saves
 from worldline.control.sensors import PULSE_S, Sensors
@@ -23,7 +23,7 @@ from worldline.control.signals import Signals, StopRequested
 from worldline.events import EventKind
 from worldline.storage import StorageError
 from worldline.tracking.status import RunState
-from worldline.worker.orders import EndKind, Hello
+from worldline.worker.orders import EndKind, Hello, Meeting
 
 COMMIT_S = 60.0
 SETTLE_S = 1.0
@@ -162,6 +162,11 @@ class Controller:
             case Expel(ids, reason):
                 for id in ids:
                     sensors.lose(id, reason)
+            case Meet(gathering):
+                for rank, id in enumerate(gathering.ids):
+                    meeting = Meeting(generation + 1, gathering.number, rank, len(gathering.ids))
+                    self._cluster.meet(id, meeting)
+                sensors.membership = sensors.membership.asked_to_meet(gathering)
             case Halt(ids):
                 self._pause(now, RunState.DRAINING if sensors.stop else RunState.RUNNING, "")
                 for id in ids:
@@ -236,6 +241,7 @@ class Controller:
             restore=point.key,
             # Its members may have died while they wrote the one that was due.
             checkpoint=membership.lost > 0 and self._saves.overdue(point.position.step),
+            met=membership.met_as(form.ids),
         )
         self._pause_since = now if self._pause_since is None else self._pause_since
         shards = {id: order.ranges[order.rank] for id, order in orders.items()}

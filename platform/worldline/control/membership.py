@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 
-from worldline.worker.orders import EndKind, GenerationEnd, Hello
+from worldline.worker.orders import EndKind, GenerationEnd, Hello, Met
 from worldline.world import Position, ShardRange
 
 START = Position(0)
@@ -58,11 +58,30 @@ class Member:
 
 
 @dataclass(frozen=True)
+class Gathering:
+    """Workers, by rank to be, who connect for the next generation while the current one trains.
+
+    since: when they were asked to. there: who is connected.
+    """
+
+    number: int
+    ids: tuple[str, ...]
+    since: float
+    there: frozenset[str] = frozenset()
+    failed: bool = False
+
+    @property
+    def complete(self) -> bool:
+        return self.there == set(self.ids)
+
+
+@dataclass(frozen=True)
 class Membership:
     """All workers that are not out, and what befell the current generation.
 
     generation: 0 before the first. position: where it began. trouble: why it cannot go on, empty while it
     can. lost: how many of its members are out. halting: since when its members are told to stop at a border.
+    gathering: for the generation after this one.
     """
 
     members: Mapping[str, Member] = field(default_factory=dict)
@@ -71,6 +90,7 @@ class Membership:
     trouble: str = ""
     lost: int = 0
     halting: float | None = None
+    gathering: Gathering | None = None
 
     def in_state(self, state: MemberState) -> list[Member]:
         """In the order of their coming, members by rank."""
@@ -127,6 +147,24 @@ class Membership:
         if member is None or not member.training or member.asked is None:
             return self
         return self._with(replace(member, heard=now))
+
+    def asked_to_meet(self, gathering: Gathering) -> Membership:
+        return replace(self, gathering=gathering)
+
+    def met(self, id: str, said: Met) -> Membership:
+        gathering = self.gathering
+        if gathering is None or (said.generation, said.number) != (self.generation + 1, gathering.number):
+            return self
+        there = gathering.there if said.error else gathering.there | {id}
+        failed = gathering.failed or bool(said.error)
+        return replace(self, gathering=replace(gathering, there=there, failed=failed))
+
+    def met_as(self, ids: Sequence[str]) -> int:
+        """Number of the meeting at which just these, as ranks 0, 1, ..., have connected; 0 if at none."""
+        gathering = self.gathering
+        if gathering is None or not gathering.complete or gathering.ids != tuple(ids):
+            return 0
+        return gathering.number
 
     def asked_to_halt(self, now: float) -> Membership:
         return replace(self, halting=now)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from worldline.control.membership import Member, Membership, MemberState
+from worldline.control.membership import Gathering, Member, Membership, MemberState
 from worldline.worker.orders import EndKind, GenerationOrder
 from worldline.world import Position, ShardRange, assign_near
 
@@ -18,7 +18,8 @@ class Limits:
 
     start_s: how long the world may stay below min. timeout_s: the longest a worker computes without looking
     up. answer_s: how long a process may be silent once it was told to abandon its generation. gather_s: how
-    long ready workers wait for others, so that they start or join together.
+    long ready workers wait for others, so that they start or join together. meet_s: how long a healthy
+    generation is let alone for the next one to connect beside it.
     """
 
     min: int
@@ -29,6 +30,7 @@ class Limits:
     timeout_s: float
     answer_s: float = 5.0
     gather_s: float = 3.0
+    meet_s: float = 5.0
 
     @property
     def target(self) -> int:
@@ -57,6 +59,13 @@ class Expel:
 
     ids: tuple[str, ...]
     reason: str
+
+
+@dataclass(frozen=True)
+class Meet:
+    """These will be the next generation, as ranks 0, 1, ...: they may connect while this one trains."""
+
+    gathering: Gathering
 
 
 @dataclass(frozen=True)
@@ -93,7 +102,7 @@ class Over:
     """Nobody trains, and nobody shall: the line is finished or was stopped."""
 
 
-Decision = Proceed | Abandon | Expel | Halt | Form | Wait | Over
+Decision = Proceed | Abandon | Expel | Meet | Halt | Form | Wait | Over
 
 
 def missing(membership: Membership, limits: Limits) -> int:
@@ -164,7 +173,15 @@ def _tend(
     if not standbys or len(membership.current) >= limits.max:
         return Proceed()
     gathered = _gathered(membership, limits, now)
-    return Halt(ids) if gathered is None else Proceed(gathered)
+    if gathered is not None:
+        return Proceed(gathered)
+    wanted = tuple(m.id for m in [*membership.current, *standbys])[: limits.max]
+    gathering = membership.gathering
+    if gathering is None or gathering.ids != wanted:
+        return Meet(Gathering(1 if gathering is None else gathering.number + 1, wanted, now))
+    until = gathering.since + limits.meet_s
+    # They may connect later, too: it only takes longer while all stand still.
+    return Halt(ids) if gathering.complete or gathering.failed or now >= until else Proceed(until)
 
 
 def _form(
@@ -215,11 +232,13 @@ def orders(
     position: Position,
     restore: str | None,
     checkpoint: bool,
+    met: int = 0,
 ) -> Mapping[str, GenerationOrder]:
     """The order for each worker of `form`.
 
     position, restore: where the line goes on, and the checkpoint to read if nobody holds the state (None:
-    from the start, which every worker holds as built).
+    from the start, which every worker holds as built). met: the meeting at which they connected, 0 if at
+    none.
     """
     ranks = range(len(form.ids))
     shards = assign_near(limits.num_shards, form.before)
@@ -242,6 +261,7 @@ def orders(
             restore=restore if nobody else None,
             verify_state=nobody,
             checkpoint=checkpoint,
+            met=met,
         )
         for rank, id in enumerate(form.ids)
     }

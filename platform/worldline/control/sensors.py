@@ -23,7 +23,7 @@ from worldline.control.signals import (
     StopRequested,
 )
 from worldline.events import EventKind
-from worldline.worker.orders import EndKind, GenerationEnd, Hello
+from worldline.worker.orders import EndKind, GenerationEnd, Hello, Met
 
 PULSE_S = 0.1
 
@@ -105,6 +105,9 @@ class Sensors:
             case Fetched():
                 if signal.reports is not None:
                     self.membership = self.membership.heard(signal.id, now)
+                    for item in signal.reports.items:
+                        if isinstance(item, Met):
+                            self.membership = self.membership.met(signal.id, item)
                 self._intake.fetched(signal, self.membership.members.get(signal.id), now)
             case StepsFetched():
                 self._intake.steps_fetched(signal, self.membership.members.get(signal.id))

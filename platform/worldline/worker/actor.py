@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from worldline.events import StepRecord
 from worldline.worker.mailbox import Mailbox
-from worldline.worker.orders import GenerationEnd, GenerationOrder, Hello, Reports, Setup
+from worldline.worker.orders import GenerationEnd, GenerationOrder, Hello, Meeting, Reports, Setup
 from worldline.world import Position
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ class Worker:
 
     Protocol: `prepare` once; then this is a standby. `train(order)` lasts as long as the generation does for
     this worker and returns how it ended; as it is always pending, it also tells the controller at once when
-    the process dies. `halt`, `abandon`, `fetch` and the others answer meanwhile, in other threads. Each
-    generation's number fences it: an order of an old generation changes nothing in a newer one.
+    the process dies. `meet`, `halt`, `abandon`, `fetch` and the others answer meanwhile, in other threads.
+    Each generation's number fences it: an order of an old generation changes nothing in a newer one.
     """
 
     def __init__(self) -> None:
@@ -63,6 +63,9 @@ class Worker:
         runner = self._ready().runner
         end: GenerationEnd = self._in_training_thread(lambda: runner.run(order))
         return end
+
+    def meet(self, meeting: Meeting) -> None:
+        self._ready().runner.meet(meeting)
 
     def halt(self, generation: int) -> None:
         self._ready().runner.halt(generation)

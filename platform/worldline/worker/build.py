@@ -28,12 +28,13 @@ from worldline.storage import open_storage
 from worldline.worker.engine import Engine
 from worldline.worker.evaluate import Evaluator
 from worldline.worker.mailbox import Mailbox
+from worldline.worker.meetings import FormGroup
 from worldline.worker.member import EngineSettings
-from worldline.worker.orders import GenerationOrder, Setup
+from worldline.worker.orders import Meeting, Setup
 from worldline.worker.plans import training_plan, validation_plan
 from worldline.worker.rehearsal import rehearse
 from worldline.worker.rng import seed_all
-from worldline.worker.runner import FormGroup, Runner, Schedule
+from worldline.worker.runner import Runner, Schedule
 from worldline.worker.state import TrainState
 
 FORM_TIMEOUT_S = 30.0
@@ -111,22 +112,22 @@ def build(setup: Setup, mailbox: Mailbox, address: str) -> Built:
 
 
 def rendezvous(host: str, port: int, address: str, device: torch.device, timeout_s: float) -> FormGroup:
-    """Groups that meet in the TCP store at host:port, under a key prefix of their own a generation."""
+    """Groups that meet in the TCP store at host:port."""
     store = dist.TCPStore(  # type: ignore[attr-defined]
         host, port, is_master=False, timeout=timedelta(seconds=FORM_TIMEOUT_S)
     )
 
     connect_ahead(store)
 
-    def form(order: GenerationOrder, cancelled: Callable[[], bool]) -> Group | None:
-        if len(order.ranges) == 1:
+    def form(meeting: Meeting, cancelled: Callable[[], bool]) -> Group | None:
+        if meeting.size == 1:
             return None
         form_group = form_nccl if device.type == "cuda" else partial(form_gloo, address=address)
         return form_group(
             store,
-            prefix=f"generation-{order.generation}",
-            rank=order.rank,
-            size=len(order.ranges),
+            prefix=meeting.prefix,
+            rank=meeting.rank,
+            size=meeting.size,
             form_timeout_s=min(FORM_TIMEOUT_S, timeout_s),
             timeout_s=timeout_s,
             cancelled=cancelled,

@@ -13,7 +13,7 @@ import torch
 from worldline.tensors import dtype_name
 from worldline.worker.encoding import canonical_json
 
-CHUNK_WORDS = 1 << 17
+CHUNK_WORDS = 1 << 15
 
 
 def checksum(tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]) -> str:
@@ -40,7 +40,13 @@ def _sums(data: torch.Tensor) -> bytes:
     whole = data.numel() // 8 * 8
     words = data[:whole].view(torch.int64)
     weights = _weights(data.device)
-    sums = [(chunk * weights[: chunk.numel()]).sum() for chunk in torch.split(words, CHUNK_WORDS)]
+    products = torch.empty_like(weights)
+
+    def add(chunk: torch.Tensor) -> torch.Tensor:
+        count = chunk.numel()
+        return torch.mul(chunk, weights[:count], out=products[:count]).sum()
+
+    sums = [add(chunk) for chunk in torch.split(words, CHUNK_WORDS)]
     return torch.stack(sums).cpu().numpy().tobytes() + data[whole:].cpu().numpy().tobytes()
 
 

@@ -47,12 +47,31 @@ class Hello:
 
 
 @dataclass(frozen=True)
+class Meeting:
+    """A rank's part in connecting the `size` members of a generation.
+
+    number: 0 if they meet when the generation begins; else they met before, while an older one trained.
+    """
+
+    generation: int
+    number: int
+    rank: int
+    size: int
+
+    @property
+    def prefix(self) -> str:
+        """Where they meet in the store; nobody else ever does."""
+        return f"generation-{self.generation}-{self.number}"
+
+
+@dataclass(frozen=True)
 class GenerationOrder:
     """One place in a new generation; every member gets the same but for `rank`.
 
     position: where the line goes on. sources: ranks that hold its state; receivers: ranks that get it from
     them. restore: checkpoint that `sources` read first, if nobody holds it. verify_state: whether all compare
-    digests of their state before the first step. checkpoint: write one before the first step.
+    checksums of their state before the first step. checkpoint: write one before the first step. met: number
+    of the meeting at which these members have connected already, 0 if they have not.
     """
 
     generation: int
@@ -64,6 +83,11 @@ class GenerationOrder:
     restore: str | None = None
     verify_state: bool = False
     checkpoint: bool = False
+    met: int = 0
+
+    @property
+    def meeting(self) -> Meeting:
+        return Meeting(self.generation, self.met, self.rank, len(self.ranges))
 
 
 class EndKind(StrEnum):
@@ -98,6 +122,15 @@ class GenerationFormed:
 
 
 @dataclass(frozen=True)
+class Met:
+    """The worker is connected with the others of a coming generation, or `error` says why not."""
+
+    generation: int
+    number: int
+    error: str = ""
+
+
+@dataclass(frozen=True)
 class StateDigest:
     """The digest of the state after `step`, from every worker, to be compared."""
 
@@ -121,7 +154,7 @@ class CheckpointPart:
     seconds: float = 0.0
 
 
-Report = GenerationFormed | StateDigest | CheckpointPart | StepRecord | EvaluationRecord
+Report = GenerationFormed | Met | StateDigest | CheckpointPart | StepRecord | EvaluationRecord
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,6 @@ class Reduction:
         """Take this worker's place in a generation that begins with `step`."""
         self._membership = membership
         self._cancelled = cancelled
-        self._sums.renew()
         buckets = [*self.gradient_buckets, *self.buffers.buckets]
         group, ranges, rank = membership.group, membership.ranges, membership.rank
         self._exchange = (
@@ -137,8 +136,10 @@ class Reduction:
         try:
             self._compute_all()
             return self._finish()
-        except (CollectiveFailed, Abandoned, ReadCancelled):
-            self._keep()
+        except BaseException as error:
+            if isinstance(error, CollectiveFailed | Abandoned | ReadCancelled):
+                self._keep()
+            self._sums.renew()
             raise
 
     def _finish(self) -> Reduced:

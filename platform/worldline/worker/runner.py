@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from worldline.worker.checksum import checksum
 from worldline.worker.engine import Engine, NonFinite, TornState
 from worldline.worker.evaluate import Evaluator
 from worldline.worker.mailbox import Mailbox
+from worldline.worker.meetings import FormGroup, Meetings
 from worldline.worker.member import Membership
 from worldline.worker.orders import (
     CheckpointPart,
@@ -30,6 +31,7 @@ from worldline.worker.orders import (
     GenerationEnd,
     GenerationFormed,
     GenerationOrder,
+    Meeting,
     StateDigest,
 )
 from worldline.worker.state import StateError, TrainState, digest, snapshot
@@ -37,9 +39,6 @@ from worldline.worker.transfer import transfer
 from worldline.world import Position
 
 STATE = "state checksum"
-
-FormGroup = Callable[[GenerationOrder, Callable[[], bool]], Group | None]
-"""(order, cancelled) -> the group of this generation, None in a world of one."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +68,10 @@ class Runner:
     """Executes generation orders on the training thread.
 
     Protocol: `run(order)` returns how the generation ended, never raises for anything foreseen. From another
-    thread, `halt(g)` makes generation g stop at the next step border, all ranks at the same one; `abandon(g)`
-    makes every wait of generations up to g end at once. Both are remembered, so an order that comes late
-    finds itself cancelled. After any end the worker is at `position`, whole, or has no position.
+    thread, `meet(m)` connects the members of a coming generation ahead of its order; `halt(g)` makes
+    generation g stop at the next step border, all ranks at the same one; `abandon(g)` makes every wait of
+    generations up to g end at once. Both are remembered, so an order that comes late finds itself cancelled.
+    After any end the worker is at `position`, whole, or has no position.
     """
 
     def __init__(
@@ -93,6 +93,7 @@ class Runner:
         self._mailbox = mailbox
         self._halted = 0
         self._abandoned = 0
+        self._meetings = Meetings(form, lambda generation: self._abandoned >= generation, mailbox.post)
         self._position: Position | None = Position(0)
         self._digested: tuple[int, str] | None = None  # the step whose state has this digest
         self._pending_parts: deque[CheckpointPart] = deque()  # the writer answers in the order of submission
@@ -105,6 +106,9 @@ class Runner:
     @property
     def phase(self) -> str:
         return self._engine.phase
+
+    def meet(self, meeting: Meeting) -> None:
+        self._meetings.begin(meeting)
 
     def halt(self, generation: int) -> None:
         self._halted = max(self._halted, generation)
@@ -169,7 +173,7 @@ class Runner:
         # The rows come while the group forms and the state travels.
         self._engine.read_ahead(order.ranges[order.rank].shards, order.position.step + 1)
         began = time.perf_counter()
-        group = self._form(order, cancelled)
+        group = self._meetings.take(order.meeting) if order.met else self._form(order.meeting, cancelled)
         formed = time.perf_counter()
         try:
             self._catch_up(order, group)
