@@ -3,7 +3,7 @@
 import pytest
 from tests.unit.ranks import everywhere, form, peers
 
-from worldline.worker.agree import Disagreed, agree, first_difference
+from worldline.worker.agree import Agreement, Disagreed, first_difference
 
 
 def test_the_first_name_that_differs_is_told_with_who_says_what():
@@ -23,12 +23,14 @@ def test_a_name_is_compared_among_those_who_claim_something_for_it():
 
 
 def test_alone_there_is_nobody_to_differ_from():
-    agree(None, {"step": "3"})
+    Agreement(None, {"step": "3"}).finish()
 
 
 def claim(room, rank, size, prefix, claims):
+    agreement = Agreement(form(room, rank, size, prefix), claims[rank])
     with pytest.raises(Disagreed) as caught:
-        agree(form(room, rank, size, prefix), claims[rank])
+        agreement.finish()
+    agreement.finish()
     return str(caught.value)
 
 

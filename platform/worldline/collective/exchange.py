@@ -174,35 +174,58 @@ class WordExchange:
         return self._words.cpu()
 
 
-def exchange_bytes(group: Group | None, mine: bytes, lengths: Sequence[int], label: str) -> list[bytes]:
-    """Give every rank the bytes of every rank; lengths: how many each rank has, known to all."""
-    if group is None:
-        return [mine]
-    outgoing = torch.frombuffer(bytearray(mine) or bytearray(1), dtype=torch.uint8)[: len(mine)].to(
-        group.device
-    )
-    incoming = torch.empty(sum(lengths), dtype=torch.uint8, device=group.device)
-    pending = group.all_to_all(
-        incoming, outgoing.repeat(group.size), lengths, [len(mine)] * group.size, lane=0, label=label
-    )
-    group.wait(pending)
-    return [bytes(part.cpu().numpy()) for part in torch.split(incoming, list(lengths))]
+class Gather:
+    """Gives every rank the bytes of every rank, of whatever length; short ones in one round.
+
+    Begins when it is made; `finish()` waits for it.
+    """
+
+    def __init__(self, group: Group | None, mine: bytes, label: str) -> None:
+        self._group = group
+        self._mine = mine
+        self._label = label
+        head = len(mine).to_bytes(8, "little") + mine[: INLINE_BYTES - 8]
+        if group is not None:
+            lengths = [INLINE_BYTES] * group.size
+            self._heads = _start_bytes(group, head.ljust(INLINE_BYTES, b"\0"), lengths, label)
+
+    def finish(self) -> list[bytes]:
+        if self._group is None:
+            return [self._mine]
+        heads = _finish_bytes(self._group, *self._heads)
+        lengths = [int.from_bytes(head[:8], "little") for head in heads]
+        if max(lengths) <= INLINE_BYTES - 8:
+            return [head[8 : 8 + length] for head, length in zip(heads, lengths, strict=True)]
+        return exchange_bytes(self._group, self._mine, lengths, self._label)
 
 
 INLINE_BYTES = 4096
-"""What a message may have to need one round only, its length included."""
+"""What a message of `Gather` may have to need one round only, its length included."""
+
+
+def exchange_bytes(group: Group | None, mine: bytes, lengths: Sequence[int], label: str) -> list[bytes]:
+    """Give every rank the bytes of every rank; lengths: how many each rank has, known to all."""
+    return [mine] if group is None else _finish_bytes(group, *_start_bytes(group, mine, lengths, label))
 
 
 def gather_bytes(group: Group | None, mine: bytes, label: str) -> list[bytes]:
     """As `exchange_bytes`, where the lengths are not known yet."""
-    if group is None:
-        return [mine]
-    head = len(mine).to_bytes(8, "little") + mine[: INLINE_BYTES - 8]
-    heads = exchange_bytes(group, head.ljust(INLINE_BYTES, b"\0"), [INLINE_BYTES] * group.size, label)
-    lengths = [int.from_bytes(head[:8], "little") for head in heads]
-    if max(lengths) <= INLINE_BYTES - 8:
-        return [head[8 : 8 + length] for head, length in zip(heads, lengths, strict=True)]
-    return exchange_bytes(group, mine, lengths, label)
+    return Gather(group, mine, label).finish()
+
+
+def _start_bytes(
+    group: Group, mine: bytes, lengths: Sequence[int], label: str
+) -> tuple[list[torch.Tensor], Pending]:
+    data = torch.frombuffer(bytearray(mine) or bytearray(1), dtype=torch.uint8)[: len(mine)]
+    outgoing = data.to(group.device).repeat(group.size)
+    incoming = torch.empty(sum(lengths), dtype=torch.uint8, device=group.device)
+    pending = group.all_to_all(incoming, outgoing, lengths, [len(mine)] * group.size, lane=0, label=label)
+    return list(torch.split(incoming, list(lengths))), pending
+
+
+def _finish_bytes(group: Group, incoming: Sequence[torch.Tensor], pending: Pending) -> list[bytes]:
+    group.wait(pending)
+    return [bytes(part.cpu().numpy()) for part in incoming]
 
 
 def _cuts(length: int, parts: int) -> list[int]:

@@ -1,11 +1,11 @@
-"""No first step before all members agree on where the line is, on the data and on the arithmetic."""
+"""No first update before all members agree on where the line is, on the data and on the arithmetic."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 
-from worldline.collective.exchange import gather_bytes
+from worldline.collective.exchange import Gather
 from worldline.collective.group import Group
 
 
@@ -13,15 +13,25 @@ class Disagreed(RuntimeError):
     """Members differ in what must be the same before they may train together."""
 
 
-def agree(group: Group | None, claims: Mapping[str, str]) -> None:
-    """Compare `claims` (name -> value) of all members; each name among those who claim anything for it.
+class Agreement:
+    """Compares `claims` (name -> value) of all members; each name among those who claim anything for it.
 
-    Raises Disagreed on every rank alike, naming the first claim that differs and who says what.
+    Begins when it is made, by every member alike; the answers travel while the first step is computed.
+    `finish()` waits for them, once or again. It raises Disagreed on every rank alike, naming the first claim
+    that differs and who says what.
     """
-    encoded = json.dumps(dict(claims), sort_keys=True).encode()
-    difference = first_difference([json.loads(c) for c in gather_bytes(group, encoded, "agreement")])
-    if difference:
-        raise Disagreed(difference)
+
+    def __init__(self, group: Group | None, claims: Mapping[str, str]) -> None:
+        encoded = json.dumps(dict(claims), sort_keys=True).encode()
+        self._gather: Gather | None = Gather(group, encoded, "agreement")
+
+    def finish(self) -> None:
+        gather, self._gather = self._gather, None
+        if gather is None:
+            return
+        difference = first_difference([json.loads(c) for c in gather.finish()])
+        if difference:
+            raise Disagreed(difference)
 
 
 def first_difference(claims: Sequence[Mapping[str, str]]) -> str:

@@ -13,6 +13,7 @@ import torch
 from worldline.data.loader import Loader, MicroBatch
 from worldline.events import StepRecord
 from worldline.task import Task
+from worldline.worker.agree import Agreement
 from worldline.worker.member import EngineSettings, Membership
 from worldline.worker.reduction import Reduced, Reduction, StepClock
 
@@ -50,8 +51,8 @@ class Completed:
 class Engine:
     """Model, optimizer and scheduler of one worker, moved one whole step at a time.
 
-    Protocol: `join(membership)` after the group is formed and the state agreed on; then `step()` again and
-    again. Until the optimizer's update nothing of the state has changed, so when `step()` raises
+    Protocol: `join(membership)` after the group is formed, while the state is agreed on; then `step()` again
+    and again. Until the optimizer's update nothing of the state has changed, so when `step()` raises
     (CollectiveFailed, Abandoned, NonFinite, the task's own error) the worker is at the step before, whole;
     when it returns, at the next. Only TornState, an error inside the update, leaves no state. `completed` is
     the number of completed steps and is set by whoever loads a state. `phase` may be read from other threads.
@@ -92,9 +93,12 @@ class Engine:
         """Forward and backward of a micro-batch, of which nothing stays."""
         self._reduction.rehearse(batch)
 
-    def join(self, membership: Membership, cancelled: Callable[[], bool]) -> None:
+    def join(
+        self, membership: Membership, cancelled: Callable[[], bool], agreement: Agreement | None = None
+    ) -> None:
+        """agreement: to be finished before the first update."""
         self._membership = membership
-        self._reduction.join(membership, cancelled, self.completed + 1)
+        self._reduction.join(membership, cancelled, agreement, self.completed + 1)
 
     def step(self, *, halt: bool, digest: Callable[[int], str | None]) -> Completed:
         """Complete one step. halt: this rank asks all to stop after it. digest(step) -> state digest if

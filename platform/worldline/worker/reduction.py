@@ -18,6 +18,7 @@ from worldline.collective.tree import Node
 from worldline.data.ledger import rows_digest
 from worldline.data.loader import Loader, MicroBatch, ReadCancelled
 from worldline.task import Loss, Task
+from worldline.worker.agree import Agreement
 from worldline.worker.buffers import BufferSums
 from worldline.worker.kept import Finished, Kept, Visit, walk
 from worldline.worker.member import EngineSettings, Membership
@@ -107,8 +108,15 @@ class Reduction:
             self._sums.begin()
             self.buffers.restore()
 
-    def join(self, membership: Membership, cancelled: Callable[[], bool], step: int) -> None:
-        """Take this worker's place in a generation that begins with `step`."""
+    def join(
+        self,
+        membership: Membership,
+        cancelled: Callable[[], bool],
+        agreement: Agreement | None,
+        step: int,
+    ) -> None:
+        """Take this worker's place in a generation that begins with `step`, once all agree."""
+        self._agreement = agreement
         self._membership = membership
         self._cancelled = cancelled
         buckets = [*self.gradient_buckets, *self.buffers.buckets]
@@ -148,6 +156,8 @@ class Reduction:
         self.phase = "reduce"
         if self._try.broken is not None:
             raise self._try.broken
+        if self._agreement is not None:
+            self._agreement.finish()
         totals = StepTotals.combine(self._word_exchange.finish())
         slabs = self._exchange.finish()
         metrics = self._combine_metrics(totals)

@@ -18,7 +18,7 @@ from worldline.collective.group import Abandoned, CollectiveFailed, Group
 from worldline.data.loader import ReadCancelled
 from worldline.data.manifest import DataError
 from worldline.storage import Storage, StorageError
-from worldline.worker.agree import Disagreed, agree
+from worldline.worker.agree import Agreement, Disagreed
 from worldline.worker.checksum import checksum
 from worldline.worker.engine import Engine, NonFinite, TornState
 from worldline.worker.evaluate import Evaluator
@@ -176,20 +176,20 @@ class Runner:
         group = self._meetings.take(order.meeting) if order.met else self._form(order.meeting, cancelled)
         formed = time.perf_counter()
         try:
-            self._catch_up(order, group)
+            agreement = self._catch_up(order, group)
             member = Membership(generation, self._schedule.attempt, order.rank, order.ranges, group)
-            self._engine.join(member, cancelled)
+            self._engine.join(member, cancelled, agreement)
             if self._evaluator is not None:
                 self._evaluator.join(member, cancelled)
             caught_up = time.perf_counter()
             self._mailbox.post(GenerationFormed(generation, formed - began, caught_up - formed))
-            return self._steps(order)
+            return self._steps(order, agreement)
         finally:
             if group is not None:
                 group.abandon()
 
-    def _catch_up(self, order: GenerationOrder, group: Group | None) -> None:
-        """Bring every member to the order's position and make sure that all are the same."""
+    def _catch_up(self, order: GenerationOrder, group: Group | None) -> Agreement:
+        """Bring every member to the order's position; that all are the same is being agreed on."""
         if order.restore is not None and order.rank in order.sources:
             self._restore(order.restore)
         claims = dict(self._schedule.fingerprints)
@@ -200,13 +200,16 @@ class Runner:
         if self._position is not None and self._position.step == order.position.step:
             self._take(order.position)
         claims["step"] = str(self._position and self._position.step)
-        agree(group, claims)
+        agreement = Agreement(group, claims)
         if self._position is None or self._position.step != order.position.step:
+            agreement.finish()
             raise Disagreed(
                 f"no member holds the state of step {order.position.step}, where the line goes on"
             )
         if order.checkpoint:
+            agreement.finish()
             self.write_checkpoint(order.generation, order.rank, len(order.ranges))
+        return agreement
 
     def _transfer(self, order: GenerationOrder, group: Group, claims: dict[str, str]) -> None:
         """Send or receive the state; those who receive it and the first who sends it claim its checksum."""
@@ -241,7 +244,7 @@ class Runner:
         self._engine.completed = position.step
         self._mailbox.forget_after(position.step)
 
-    def _steps(self, order: GenerationOrder) -> EndKind:
+    def _steps(self, order: GenerationOrder, agreement: Agreement) -> EndKind:
         schedule = self._schedule
         halted = False
         while True:
@@ -250,8 +253,10 @@ class Runner:
             if halted and not last:
                 return EndKind.HALTED
             if schedule.evaluation_due(self._position):
+                agreement.finish()
                 self._evaluate()
             elif last:
+                agreement.finish()
                 return EndKind.FINISHED
             else:
                 halted = self._step(order)

@@ -56,7 +56,9 @@ def transfer(
         last = min(first + CHUNK_BYTES, size)
         slices = _slices(first, last, sources, group.size)
         start, stop = slices[group.rank]
-        outgoing = _read(places, flats, start, stop, group.device).repeat(len(receivers))
+        outgoing = _read(places, flats, start, stop, group.device)
+        if len(receivers) > 1:
+            outgoing = outgoing.repeat(len(receivers))
         pending = group.all_to_all(
             state[first:last] if receives else state,
             outgoing,
