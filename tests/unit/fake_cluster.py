@@ -118,7 +118,7 @@ class Cluster:
         self.fail_writes = ""
         self.write_hook = lambda id: None
         self.orders = []
-        self.meetings = []
+        self.invitations = []
         self.no_meeting = ""
         self.absent = set()
         self.killed = []
@@ -137,8 +137,9 @@ class Cluster:
         if worker is not None:
             worker.order, worker.formed, worker.narrates = order, False, order.rank == 0
 
-    def meet(self, id, meeting):
-        self.meetings.append((id, meeting))
+    def meet(self, id, invitation):
+        meeting = invitation.meeting
+        self.invitations.append((id, invitation))
         if id in self.workers and id not in self.absent:
             self.workers[id].outbox.append(Met(meeting.generation, meeting.number, self.no_meeting))
 

@@ -259,11 +259,12 @@ def test_a_late_worker_joins_at_a_border(attempt):
     assert run.worlds == [2, 3]
     assert run.told == list(range(1, 61))
     assert run.journal.status.incidents == 0
-    assert [(id, meeting.rank, meeting.size) for id, meeting in run.cluster.meetings] == [
-        ("w1", 0, 3),
-        ("w2", 1, 3),
-        ("w3", 2, 3),
-    ]
+    invited = [(id, i.meeting.rank, i.meeting.size) for id, i in run.cluster.invitations]
+    assert invited == [("w1", 0, 3), ("w2", 1, 3), ("w3", 2, 3)]
+    orders = dict(run.cluster.orders[-3:])
+    for id, invitation in run.cluster.invitations:
+        assert orders[id].ranges[orders[id].rank] == invitation.shards
+        assert 0 <= orders[id].position.step - invitation.step <= 3
     assert [order.met for _, order in run.cluster.orders] == [0, 0, 1, 1, 1], "connected beforehand"
 
 

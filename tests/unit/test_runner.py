@@ -17,7 +17,7 @@ from tests.unit.tiny import Case, Line, kinds
 from worldline.checkpoint.manifest import directory
 from worldline.events import EvaluationRecord
 from worldline.storage import open_storage
-from worldline.worker.orders import CheckpointPart, EndKind, Meeting, Met, StateDigest
+from worldline.worker.orders import CheckpointPart, EndKind, Invitation, Meeting, Met, StateDigest
 from worldline.world import Position, ShardRange
 
 LAST = 4
@@ -119,7 +119,8 @@ def test_a_meeting_is_left_when_its_generation_is_given_up(case, truth):
     with peers(2) as members:
         line = Line(case)
         line.build(members)
-        members[0].now(tiny.meet, Meeting(generation=1, number=1, rank=0, size=2))  # rank 1 never comes
+        meeting = Meeting(generation=1, number=1, rank=0, size=2)  # rank 1 never comes
+        members[0].now(tiny.meet, Invitation(meeting, ShardRange(0, 4), 1))
         line.generation = 1
         line.abandon(members)
         assert members[0].call(tiny.met, 1).error.startswith("gave up forming")

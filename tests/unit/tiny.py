@@ -32,7 +32,7 @@ from worldline.worker.engine import Completed, Engine
 from worldline.worker.evaluate import Evaluator
 from worldline.worker.mailbox import Mailbox
 from worldline.worker.member import EngineSettings, Membership
-from worldline.worker.orders import EndKind, GenerationEnd, GenerationOrder, Meeting, Met
+from worldline.worker.orders import EndKind, GenerationEnd, GenerationOrder, Invitation, Meeting, Met
 from worldline.worker.rng import seed_all
 from worldline.worker.runner import Runner, Schedule
 from worldline.worker.state import TrainState, digest
@@ -387,7 +387,8 @@ class Line:
     def meet(self, members: list[ranks.Peer], number: int) -> None:
         """Have `members` connect for the next generation, whatever they do meanwhile."""
         for rank, peer in enumerate(members):
-            peer.now(meet, Meeting(self.generation + 1, number, rank, len(members)))
+            meeting = Meeting(self.generation + 1, number, rank, len(members))
+            peer.now(meet, Invitation(meeting, assign(SHARDS, len(members))[rank], 1))
 
     def run(self, members: list[ranks.Peer], *args: Any, **more: Any) -> dict[ranks.Peer, GenerationEnd]:
         self.begin(members, *args, **more)
@@ -399,8 +400,8 @@ def run_order(room: SimpleNamespace, order: GenerationOrder) -> GenerationEnd:
     return room.runner.run(order)
 
 
-def meet(room: SimpleNamespace, meeting: Meeting) -> None:
-    room.runner.meet(meeting)
+def meet(room: SimpleNamespace, invitation: Invitation) -> None:
+    room.runner.meet(invitation)
 
 
 def met(room: SimpleNamespace, number: int) -> Met:

@@ -16,7 +16,7 @@ from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
 from worldline.control.interrupts import handlers_kept
 from worldline.control.signals import Ended, Fetched, Lost, Post, Ready, StartFailed, StepsFetched
 from worldline.worker.actor import CONCURRENCY_GROUPS, ORDERS, REPORTS, TRAIN, Worker
-from worldline.worker.orders import GenerationOrder, Hello, Meeting, Setup
+from worldline.worker.orders import GenerationOrder, Hello, Invitation, Setup
 
 
 def connect(cpus: float, notify: Callable[[str], None]) -> None:
@@ -110,8 +110,8 @@ class Cluster:
 
         self._order(id, "train", TRAIN, (order,), done)
 
-    def meet(self, id: str, meeting: Meeting) -> None:
-        self._order(id, "meet", ORDERS, (meeting,))
+    def meet(self, id: str, invitation: Invitation) -> None:
+        self._order(id, "meet", ORDERS, (invitation,))
 
     def halt(self, id: str, generation: int) -> None:
         self._order(id, "halt", ORDERS, (generation,))

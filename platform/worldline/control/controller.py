@@ -23,7 +23,7 @@ from worldline.control.signals import Signals, StopRequested
 from worldline.events import EventKind
 from worldline.storage import StorageError
 from worldline.tracking.status import RunState
-from worldline.worker.orders import EndKind, Hello, Meeting
+from worldline.worker.orders import EndKind, Hello
 
 COMMIT_S = 60.0
 SETTLE_S = 1.0
@@ -62,6 +62,7 @@ class Controller:
 
     def __init__(self, parts: Parts) -> None:
         self._cluster = parts.cluster
+        self._line = parts.line
         self._saves = parts.saves
         self._intake = parts.intake
         self._journal = parts.journal
@@ -163,9 +164,10 @@ class Controller:
                 for id in ids:
                     sensors.lose(id, reason)
             case Meet(gathering):
-                for rank, id in enumerate(gathering.ids):
-                    meeting = Meeting(generation + 1, gathering.number, rank, len(gathering.ids))
-                    self._cluster.meet(id, meeting)
+                step = self._line.last_step + 1
+                invitations = planner.invitations(gathering, sensors.membership, self._limits, step)
+                for id, invitation in invitations.items():
+                    self._cluster.meet(id, invitation)
                 sensors.membership = sensors.membership.asked_to_meet(gathering)
             case Halt(ids):
                 self._pause(now, RunState.DRAINING if sensors.stop else RunState.RUNNING, "")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from worldline.control.membership import Gathering, Member, Membership, MemberState
-from worldline.worker.orders import EndKind, GenerationOrder
+from worldline.worker.orders import EndKind, GenerationOrder, Invitation, Meeting
 from worldline.world import Position, ShardRange, assign_near
 
 NOWHERE = Position(-1)
@@ -222,6 +222,18 @@ def _gathered(membership: Membership, limits: Limits, now: float) -> float | Non
         return None
     until = min(m.since for m in standbys) + limits.gather_s
     return None if now >= until else until
+
+
+def invitations(
+    gathering: Gathering, membership: Membership, limits: Limits, step: int
+) -> Mapping[str, Invitation]:
+    """What each of `gathering` is told. step: where the line will be."""
+    ids, generation = gathering.ids, membership.generation + 1
+    shards = assign_near(limits.num_shards, tuple(membership.members[id].shards for id in ids))
+    return {
+        id: Invitation(Meeting(generation, gathering.number, rank, len(ids)), shards[rank], step)
+        for rank, id in enumerate(ids)
+    }
 
 
 def orders(

@@ -44,7 +44,8 @@ class Loader:
 
     Protocol: `focus(shards, step)` says which shards this replica computes from now on and where it stands;
     from then on a thread reads the windows these steps need, and the next ones, in the order of need.
-    `batches(step, shard)` waits for them. Both come from one thread. A focus may change at any time and to
+    `batches(step, shard)` waits for them. Both come from one thread. `expect(shards, step)`, from any thread,
+    has these read, too, until the next focus. A focus may change at any time and to
     anything, steps may be asked again or passed over: only the waiting changes, never the rows. Windows that
     the new focus still needs are kept. What is read ahead counts for nothing: there is no position to save
     but the step.
@@ -90,6 +91,13 @@ class Loader:
             self._failed.clear()
             self._raised.clear()
             self._forget()
+            self._changed.notify_all()
+
+    def expect(self, shards: range, step: int) -> None:
+        """These shards will soon be wanted, too, from about `step` on."""
+        expected = {shard: self._keys(step, shard) for shard in shards}
+        with self._changed:
+            self._wanted = expected | self._wanted
             self._changed.notify_all()
 
     def batches(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from worldline.events import StepRecord
 from worldline.worker.mailbox import Mailbox
-from worldline.worker.orders import GenerationEnd, GenerationOrder, Hello, Meeting, Reports, Setup
+from worldline.worker.orders import GenerationEnd, GenerationOrder, Hello, Invitation, Reports, Setup
 from worldline.world import Position
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ class Worker:
         end: GenerationEnd = self._in_training_thread(lambda: runner.run(order))
         return end
 
-    def meet(self, meeting: Meeting) -> None:
-        self._ready().runner.meet(meeting)
+    def meet(self, invitation: Invitation) -> None:
+        self._ready().runner.meet(invitation)
 
     def halt(self, generation: int) -> None:
         self._ready().runner.halt(generation)

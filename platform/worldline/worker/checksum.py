@@ -13,7 +13,7 @@ import torch
 from worldline.tensors import dtype_name
 from worldline.worker.encoding import canonical_json
 
-CHUNK_WORDS = 1 << 15
+CHUNK_WORDS = 1 << 17
 
 
 def checksum(tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from worldline.collective.buckets import Slab
 from worldline.data.loader import Loader, MicroBatch
 from worldline.events import StepRecord
 from worldline.task import Task
@@ -89,9 +90,13 @@ class Engine:
         """The rows of these shards will be needed from `step` on; may be called before `join`."""
         self._reduction.read_ahead(shards, step)
 
+    def expect(self, shards: range, step: int) -> None:
+        """The rows of these shards will be needed, too, from about `step` on; from any thread."""
+        self._reduction.expect(shards, step)
+
     def rehearse(self, batch: MicroBatch) -> None:
-        """Forward and backward of a micro-batch, of which nothing stays."""
-        self._reduction.rehearse(batch)
+        """A step on this micro-batch, without the others: whoever calls this puts the state back."""
+        self._update(self._reduction.rehearse(batch))
 
     def join(
         self, membership: Membership, cancelled: Callable[[], bool], agreement: Agreement | None = None
@@ -184,13 +189,17 @@ class Engine:
         """From here the step is completed."""
         reduction = self._reduction
         if update:
-            for bucket, slab in zip(reduction.gradient_buckets, reduced.gradients, strict=True):
-                used = slab.presence.tolist()
-                for parameter, view, count in zip(bucket.parameters, slab.views, used, strict=True):
-                    parameter.grad = view if count else None
-            self._optimizer.step()
+            self._update(reduced.gradients)
             reduction.buffers.apply(reduced.buffers, reduced.totals.rows, reduced.totals.extra)
         else:
             reduction.buffers.restore()
         if self._scheduler is not None:
             self._scheduler.step()
+
+    def _update(self, gradients: Sequence[Slab]) -> None:
+        """gradients: one slab a bucket. A parameter that no shard had a gradient for keeps none."""
+        for bucket, slab in zip(self._reduction.gradient_buckets, gradients, strict=True):
+            used = slab.presence.tolist()
+            for parameter, view, count in zip(bucket.parameters, slab.views, used, strict=True):
+                parameter.grad = view if count else None
+        self._optimizer.step()

@@ -65,6 +65,18 @@ class Meeting:
 
 
 @dataclass(frozen=True)
+class Invitation:
+    """To prepare for a generation while an older one trains: connect, and read the rows of `shards` from
+    about
+    `step` on.
+    """
+
+    meeting: Meeting
+    shards: ShardRange
+    step: int
+
+
+@dataclass(frozen=True)
 class GenerationOrder:
     """One place in a new generation; every member gets the same but for `rank`.
 

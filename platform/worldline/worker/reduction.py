@@ -98,15 +98,30 @@ class Reduction:
         """Begin to read the rows of these shards from `step` on."""
         self._loader.focus(shards, step)
 
-    def rehearse(self, batch: MicroBatch) -> None:
-        """Forward and backward of a micro-batch, of which nothing stays."""
+    def expect(self, shards: range, step: int) -> None:
+        """Read the rows of these shards, too, from about `step` on."""
+        self._loader.expect(shards, step)
+
+    def rehearse(self, batch: MicroBatch) -> list[Slab]:
+        """The way of a step with two shards, both made of `batch`, but for the exchange; returns the sums of
+        the
+        gradients."""
+        sums: list[Slab] = []
         self.buffers.begin()
+        self._sums.begin()
         try:
-            seed_all(self._settings.seed)
-            self._forward(batch).sum.backward()  # type: ignore[no-untyped-call]
+            for shard in (0, 1):
+                seed_all(self._settings.seed)
+                loss = self._forward(batch)
+                if shard == 1:
+                    self._sums.arm(Node(0, 1), (), lambda _, partials: sums.extend(partials.values()))
+                loss.sum.backward()  # type: ignore[no-untyped-call]
+                if shard == 0:
+                    self._sums.add(Node(0, 0))
+            self._sums.finish()
         finally:
-            self._sums.begin()
             self.buffers.restore()
+        return sums
 
     def join(
         self,

@@ -1,4 +1,4 @@
-"""A step for nothing, before a worker is offered, so that nobody waits for its first one."""
+"""A step for nothing, before a worker is offered, so that nobody waits long for its first one."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ from worldline.worker.state import TrainState, snapshot
 
 
 def rehearse(engine: Engine, state: TrainState, batch: MicroBatch) -> None:
-    """One forward and backward on `batch`, whose gradients are thrown away.
+    """One step on `batch` alone, after which the state is put back.
 
-    What a first call costs (libraries that load, kernels that are chosen or compiled, memory that grows) is
-    then paid while the others train. If the task changes its state by it, that is put back; if it fails, the
-    step of the line that fails alike will say so.
+    What first calls cost (libraries that load, kernels that are chosen or compiled, memory that grows) is
+    paid here, while the others train. If the task fails, the step of the line that fails alike will say so.
+    Raises RuntimeError where the state that was built cannot be had again.
     """
     tensors, meta = snapshot(state.tensors()), state.meta()
     with contextlib.suppress(Exception):
         engine.rehearse(batch)
+    state.load(tensors, meta)
     if checksum(state.tensors(), state.meta()) != checksum(tensors, meta):
-        state.load(tensors, meta)
+        raise RuntimeError(
+            "the state of the model, optimizer or scheduler cannot be put back after a step: all that a step "
+            "changes in them must be in their state_dict"
+        )

@@ -31,7 +31,7 @@ from worldline.worker.orders import (
     GenerationEnd,
     GenerationFormed,
     GenerationOrder,
-    Meeting,
+    Invitation,
     StateDigest,
 )
 from worldline.worker.state import StateError, TrainState, digest, snapshot
@@ -68,7 +68,7 @@ class Runner:
     """Executes generation orders on the training thread.
 
     Protocol: `run(order)` returns how the generation ended, never raises for anything foreseen. From another
-    thread, `meet(m)` connects the members of a coming generation ahead of its order; `halt(g)` makes
+    thread, `meet(i)` prepares for a coming generation ahead of its order; `halt(g)` makes
     generation g stop at the next step border, all ranks at the same one; `abandon(g)` makes every wait of
     generations up to g end at once. Both are remembered, so an order that comes late finds itself cancelled.
     After any end the worker is at `position`, whole, or has no position.
@@ -107,8 +107,9 @@ class Runner:
     def phase(self) -> str:
         return self._engine.phase
 
-    def meet(self, meeting: Meeting) -> None:
-        self._meetings.begin(meeting)
+    def meet(self, invitation: Invitation) -> None:
+        self._engine.expect(invitation.shards.shards, invitation.step)
+        self._meetings.begin(invitation.meeting)
 
     def halt(self, generation: int) -> None:
         self._halted = max(self._halted, generation)
