@@ -88,19 +88,21 @@ def test_any_split_of_the_shards_gives_the_same_rows(replicas: int, prefetch: in
         assert sorted(here) == list(range(91))
 
 
-FOCUS = st.tuples(st.integers(0, 7), st.integers(1, 8), st.integers(1, 20), st.integers(0, 3))
+STEP = st.integers(1, 20)
+FOCUS = st.tuples(st.integers(0, 7), st.integers(1, 8), STEP, st.integers(0, 3), STEP)
 
 
 @settings(max_examples=40)
 @given(st.lists(FOCUS, min_size=1, max_size=6), st.integers(0, 3), st.integers(1, 4))
 def test_any_history_of_focus_gives_the_same_rows(
-    history: list[tuple[int, int, int, int]], prefetch: int, micro_rows: int
+    history: list[tuple[int, int, int, int, int]], prefetch: int, micro_rows: int
 ) -> None:
     """Resizes to anything, back and forth, steps repeated and passed over."""
     p = plan(rows_per_shard=3, window_rows=4)
     with running(p, micro_rows=micro_rows, prefetch=prefetch) as loader:
-        for first, count, step, more in history:
+        for first, count, step, more, expected in history:
             shards = range(first, min(8, first + count))
+            loader.expect(shards, expected)
             loader.focus(shards, step)
             for now in [*range(step, step + more + 1), step]:
                 assert {s: rows(loader.batches(now, s)) for s in shards} == {
@@ -156,6 +158,23 @@ def test_reads_ahead_in_the_order_of_need_and_once() -> None:
         loader.focus(range(2, 4), 3)
         assert sorted(source.next_asked(3)) == [WindowKey(0, 2, 2), WindowKey(0, 3, 1), WindowKey(0, 3, 2)]
         assert source.asked.empty()
+
+
+def test_what_is_expected_is_there_when_the_focus_comes_to_it() -> None:
+    p = plan((96,), num_shards=4, rows_per_shard=2, window_rows=4)
+    source = Source(p)
+    with running(p, source) as loader:
+        loader.focus(range(1), 1)
+        source.next_asked(2)
+        loader.expect(range(3), 1)
+        expected = [WindowKey(0, shard, window) for window in (0, 1) for shard in (1, 2)]
+        assert source.next_asked(4) == expected
+        assert rows(loader.batches(2, 0)) == planned(p, 2, 0)  # what is trained meanwhile is no matter
+        loader.focus(range(1, 3), 2)
+        for shard in (1, 2):
+            assert rows(loader.batches(2, shard)) == planned(p, 2, shard)
+        assert source.asked.empty()
+        assert {key.shard for key in loader._held} == {1, 2}
 
 
 def test_reads_ahead_over_the_border_of_the_epoch() -> None:

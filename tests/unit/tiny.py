@@ -280,6 +280,11 @@ def run_steps(
 ) -> list[tuple[Any, ...]]:
     """Build afresh and complete `steps` steps with the engine alone, in one world."""
     build(room, case)
+    return go_on(room, rank, size, prefix, steps)
+
+
+def go_on(room: SimpleNamespace, rank: int, size: int, prefix: str, steps: int) -> list[tuple[Any, ...]]:
+    """As `run_steps`, with what was built."""
     group = ranks.form(room, rank, size, prefix)
     room.engine.join(Membership(1, 1, rank, assign(SHARDS, size), group), lambda: False)
     return [essence(step(room).record) for _ in range(steps)]
