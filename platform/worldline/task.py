@@ -34,9 +34,10 @@ class Task(ABC):
     order, under the same seed on every worker. Then `loss` is called once per micro-batch of every logical
     shard, `evaluate` once per micro-batch of validation rows with the model in eval mode. Before each call
     every random generator (torch, random, numpy) is seeded from (seed, step, shard), so what a call draws
-    does not depend on who computes it. Before it is admitted, a worker calls `loss` once on rows of the first
-    window and throws the result away: a first call may be slow. A task must not keep state that changes from
-    call to call outside the model's parameters and buffers, the optimizer and the scheduler.
+    does not depend on who computes it. Before it is admitted, a worker rehearses a step on rows of the first
+    window, which calls `loss`, too, and then puts the state back: a first step may be slow. A task must not
+    keep state that changes from call to call outside the model's parameters and buffers, the optimizer and
+    the scheduler.
     """
 
     @abstractmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import queue
 import threading
@@ -49,6 +50,10 @@ class Worker:
             return build(setup, self._mailbox, address)
 
         self._built = self._in_training_thread(build)
+        # All that was imported and built stays. A full collection, which Ray may order, too, would go through
+        # it at any time, and hold up a step by 0.1 s or more.
+        gc.collect()
+        gc.freeze()
         built = self._built
         return Hello(
             pid=os.getpid(),

@@ -29,7 +29,7 @@ class Paced:
     """Mixed in before a `worldline.Task`: each of its steps, and its evaluation, can be held from outside."""
 
     _open_until = -1
-    _rehearsed = False
+    _rehearsals = 2
 
     def build_model(self) -> torch.nn.Module:
         append("pids", f"{os.getpid()}\n")
@@ -52,9 +52,9 @@ class Paced:
         return super().loss(model, batch)
 
     def rehearses(self, model: torch.nn.Module) -> bool:
-        """Whether this call is the one that each process makes before it is a worker."""
-        first, self._rehearsed = model.training and not self._rehearsed, True
-        return first
+        """Whether this is one of the calls in training mode that each process makes before it is a worker."""
+        self._rehearsals -= model.training
+        return model.training and self._rehearsals >= 0
 
     def evaluate(self, model: torch.nn.Module, batch: dict[str, object]) -> object:
         hold("evaluate")
