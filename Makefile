@@ -43,6 +43,9 @@ demo: data
 bench: venv
 	$(BIN)/python tests/bench/cost.py
 
+bench-elastic: venv
+	$(BIN)/python tests/bench/recovery.py
+
 ui: venv
 	$(BIN)/mlflow ui --backend-store-uri sqlite:///runs/mlflow.db
 
