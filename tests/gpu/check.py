@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from worldline.collective.buckets import make_buckets
-from worldline.collective.exchange import BitwiseExchange, WordExchange, gather_bytes
+from worldline.collective.exchange import BitwiseExchange, Gather, WordExchange
 from worldline.collective.nccl import form_nccl
 from worldline.collective.tree import Node
 from worldline.world import assign
@@ -37,7 +37,7 @@ def main() -> None:
         words = WordExchange(group, assign(2, 1), 0)
         words.start(torch.tensor([[1, 2], [3, 4]]), "words")
         assert words.finish().tolist() == [[1, 2], [3, 4]]
-        assert gather_bytes(group, b"state", "bytes") == [b"state"]
+        assert Gather(group, b"state", "bytes").finish() == [b"state"]
         group.abandon()
     print("NCCL: two generations formed, exchanged and abandoned")
 

@@ -1,8 +1,9 @@
 """Members say alike in what they differ."""
 
 import pytest
-from tests.unit.ranks import everywhere, form, peers
+from tests.unit.ranks import everywhere, form, kill_self, new_prefix, peers, until
 
+from worldline.collective.group import CollectiveFailed
 from worldline.worker.agree import Agreement, Disagreed, first_difference
 
 
@@ -30,8 +31,34 @@ def claim(room, rank, size, prefix, claims):
     agreement = Agreement(form(room, rank, size, prefix), claims[rank])
     with pytest.raises(Disagreed) as caught:
         agreement.finish()
-    agreement.finish()
+    assert not agreement.reached()
     return str(caught.value)
+
+
+def claim_alike(room, rank, size, prefix):
+    agreement = Agreement(form(room, rank, size, prefix), {"step": "3"})
+    until(agreement.reached)
+    agreement.finish()
+    return agreement.reached()
+
+
+def claim_in_vain(room, rank, size, prefix):
+    group = form(room, rank, size, prefix)
+    if rank == 1:
+        kill_self()
+    agreement = Agreement(group, {"step": "3"})
+    with pytest.raises(CollectiveFailed):
+        agreement.finish()
+    return agreement.reached()
+
+
+def test_it_is_reached_when_all_have_said_the_same_and_not_before():
+    with peers(3) as ranks:
+        assert everywhere(ranks, claim_alike) == [True] * 3
+    with peers(2) as (one, other):
+        prefix = new_prefix()
+        other.start(claim_in_vain, 1, 2, prefix)
+        assert one.call(claim_in_vain, 0, 2, prefix) is False
 
 
 def test_all_raise_the_same():

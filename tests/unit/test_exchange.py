@@ -6,10 +6,10 @@ from tests.unit.ranks import everywhere, form, peers
 from worldline.collective.buckets import make_buckets
 from worldline.collective.exchange import (
     BitwiseExchange,
+    Gather,
     NativeExchange,
     WordExchange,
     exchange_bytes,
-    gather_bytes,
 )
 from worldline.collective.tree import Fold, Node
 from worldline.world import assign
@@ -68,7 +68,7 @@ def words_and_bytes(room, rank, size, prefix):
         tables.append(exchange.finish().tolist())
     lengths = [0 if r == 1 else r + 1 for r in range(size)]
     blob = bytes([rank]) * lengths[rank]
-    return tables, exchange_bytes(group, blob, lengths, "blobs"), gather_bytes(group, blob, "blobs")
+    return tables, exchange_bytes(group, blob, lengths, "blobs"), Gather(group, blob, "blobs").finish()
 
 
 def test_sums_have_the_same_bits_in_every_world():

@@ -177,6 +177,19 @@ def test_what_is_expected_is_there_when_the_focus_comes_to_it() -> None:
         assert {key.shard for key in loader._held} == {1, 2}
 
 
+def test_only_the_newest_expectation_counts() -> None:
+    p = plan((96,), num_shards=4, rows_per_shard=2, window_rows=4)
+    source = Source(p)
+    with running(p, source, prefetch=0) as loader:
+        loader.expect(range(2), 1)
+        source.next_asked(2)
+        loader.expect(range(2, 3), 5)
+        assert source.next_asked(1) == [WindowKey(0, 2, 2)]
+        loader.focus(range(2, 3), 5)
+        assert rows(loader.batches(5, 2)) == planned(p, 5, 2)
+        assert set(loader._held) == {WindowKey(0, 2, 2)}
+
+
 def test_reads_ahead_over_the_border_of_the_epoch() -> None:
     p = plan((16,), num_shards=2, rows_per_shard=4, window_rows=4)
     source = Source(p)

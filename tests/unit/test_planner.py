@@ -492,6 +492,15 @@ def test_nobody_waits_long_for_those_who_do_not_meet():
     assert decide(membership, stopping=True, now=1.0) == Halt(("a", "b"))
 
 
+def test_who_was_ready_first_comes_first():
+    membership = training("a").requested("b", 1.0).requested("c", 1.0).ready("c", HELLO, 2.0)
+    first = decide(membership, replace(LIMITS, max=2), now=9.0)
+    assert first.gathering.ids == ("a", "c")
+    later = membership.asked_to_meet(first.gathering).ready("b", HELLO, 9.5)
+    assert decide(later, replace(LIMITS, max=2), now=9.5) == Proceed(9.0 + LIMITS.meet_s)
+    assert decide(later, now=9.5).gathering.ids == ("a", "c", "b")
+
+
 def test_who_comes_while_others_meet_makes_them_meet_anew():
     gathering = Gathering(1, ("a", "b", "c"), 1.0)
     membership = training("a", "b").requested("c", 1.0).ready("c", HELLO, 1.0).asked_to_meet(gathering)

@@ -56,6 +56,28 @@ def test_the_line_is_the_same_with_and_without(rehearsal, calls):
         assert peer.call(rehearse_and_run, rehearsal) == (True, calls, plain[2])
 
 
+class Counting(torch.optim.SGD):
+    """Keeps its count where some optimizers do: in the parameter groups, from the first step on."""
+
+    def step(self):
+        for group in self.param_groups:
+            group["count"] = group.get("count", 0) + 1
+        super().step()
+
+
+def rehearse_counting(room):
+    tiny.build(room, CASE)
+    counting = Counting(room.model.parameters(), lr=0.1)
+    room.engine._optimizer = room.state._optimizer = counting
+    whole(room)
+    return [group.get("count", 0) for group in counting.param_groups]
+
+
+def test_what_a_step_adds_to_the_groups_is_taken_back():
+    with peers(1) as (peer,):
+        assert peer.call(rehearse_counting) == [0]
+
+
 class Growing(torch.nn.Module):
     """Its extra state cannot be made less."""
 

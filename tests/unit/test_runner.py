@@ -103,6 +103,21 @@ def test_a_generation_goes_on_with_those_who_met_before_it(case, truth):
         assert_finished(line, members, truth, holders(ends, line), met=2)
 
 
+def test_a_state_that_nobody_confirmed_is_held_by_nobody(case, truth):
+    """A source whose state differs dies before the first step is done: the receiver has not got the state."""
+    with peers(2) as (first, receiver):
+        source = another([first])
+        members = [first, source, receiver]
+        line = Line(case)
+        line.build(members)
+        source.call(spoil, "mean")
+        source.call(tiny.arm, "kill", 1, 0)
+        ends = line.run(members, sources=[first, source])
+        assert {end.kind for end in ends.values()} <= {EndKind.BROKEN, EndKind.DISAGREED}
+        assert (ends[first].position, ends[receiver].position) == (Position(0), None)
+        assert_finished(line, [first, receiver], truth, holders(ends, line))
+
+
 def test_who_was_not_at_the_meeting_says_so(case, truth):
     with peers(2) as members:
         line = Line(case)

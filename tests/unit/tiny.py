@@ -195,7 +195,14 @@ def build(room: SimpleNamespace, case: Case, generation_prefix: str = "") -> Non
     room.mailbox = Mailbox()
     storage = open_storage(case.storage)
     room.runner = Runner(
-        room.engine, evaluator, room.state, storage, schedule, lambda *a: _form(room, *a), room.mailbox
+        room.engine,
+        room.loaders[0],
+        evaluator,
+        room.state,
+        storage,
+        schedule,
+        lambda *a: _form(room, *a),
+        room.mailbox,
     )
 
 

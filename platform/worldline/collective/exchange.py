@@ -174,10 +174,14 @@ class WordExchange:
         return self._words.cpu()
 
 
+INLINE_BYTES = 4096
+"""What a message of `Gather` may have to need one round only, its length included."""
+
+
 class Gather:
     """Gives every rank the bytes of every rank, of whatever length; short ones in one round.
 
-    Begins when it is made; `finish()` waits for it.
+    Begins when it is made; `finish()` waits for it, unless it is `done()`, or failed, already.
     """
 
     def __init__(self, group: Group | None, mine: bytes, label: str) -> None:
@@ -189,6 +193,9 @@ class Gather:
             lengths = [INLINE_BYTES] * group.size
             self._heads = _start_bytes(group, head.ljust(INLINE_BYTES, b"\0"), lengths, label)
 
+    def done(self) -> bool:
+        return self._group is None or self._heads[1].done()
+
     def finish(self) -> list[bytes]:
         if self._group is None:
             return [self._mine]
@@ -199,18 +206,9 @@ class Gather:
         return exchange_bytes(self._group, self._mine, lengths, self._label)
 
 
-INLINE_BYTES = 4096
-"""What a message of `Gather` may have to need one round only, its length included."""
-
-
 def exchange_bytes(group: Group | None, mine: bytes, lengths: Sequence[int], label: str) -> list[bytes]:
     """Give every rank the bytes of every rank; lengths: how many each rank has, known to all."""
     return [mine] if group is None else _finish_bytes(group, *_start_bytes(group, mine, lengths, label))
-
-
-def gather_bytes(group: Group | None, mine: bytes, label: str) -> list[bytes]:
-    """As `exchange_bytes`, where the lengths are not known yet."""
-    return Gather(group, mine, label).finish()
 
 
 def _start_bytes(

@@ -178,8 +178,8 @@ peer's name on both sides, and that takes seconds where the name server is slow.
 
 
 def connect_ahead(store: Any) -> None:
-    """Make the connections to `store` that forming a group takes."""
-    _IDLE[store] = [store.clone() for _ in range(LANES)]
+    """Make the connections to `store` that forming takes, for one group and one that comes to nothing."""
+    _IDLE[store] = [store.clone() for _ in range(2 * LANES)]
 
 
 Connect = Callable[[Any], Any]

@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -23,14 +23,24 @@ def connect(cpus: float, notify: Callable[[str], None]) -> None:
     """Join the cluster that RAY_ADDRESS names, or start one in this process with `cpus` logical CPUs."""
     # Private: each death of a worker would be told by Ray, too, in a paragraph.
     ray._private.worker.print_to_stdstream = lambda *_, **__: None
-    # Private: Ray would take SIGTERM for itself, here in Python and once more in C++.
-    ray._private.utils.set_sigterm_handler = lambda *_: None
     address = os.environ.get("RAY_ADDRESS")
-    with handlers_kept():
+    with _without_rays_handlers():
         if address:
             ray.init(address=address, log_to_driver=False, configure_logging=False)
         else:
             _start_local(cpus, notify)
+
+
+@contextlib.contextmanager
+def _without_rays_handlers() -> Iterator[None]:
+    """Ray's start would take SIGTERM for itself, in Python (by a private function) and once more in C++."""
+    utils = ray._private.utils
+    theirs, utils.set_sigterm_handler = utils.set_sigterm_handler, lambda *_: None
+    try:
+        with handlers_kept():
+            yield
+    finally:
+        utils.set_sigterm_handler = theirs
 
 
 def _start_local(cpus: float, notify: Callable[[str], None]) -> None:

@@ -27,7 +27,7 @@ from worldline.worker.orders import EndKind, Hello
 
 COMMIT_S = 60.0
 SETTLE_S = 1.0
-"""A new generation has this long for its first step before more workers are asked for."""
+"""A new generation has at least this long before more workers are asked for."""
 
 
 @dataclass
@@ -54,10 +54,11 @@ class Controller:
 
     Every change of the world, be it a death, a join or a stop, goes the same way. Signals come in (`Sensors`)
     and change the membership; the planner, a pure function, says the one next thing to do (`_act`): have a
-    broken generation's members say where they are, halt a healthy one at a step border, or form the next
-    generation from whoever is ready. The highest completed step among the survivors is the truth; those
-    behind and those new get it from those who hold it. Only if nobody does, or a checkpoint is ahead of them
-    all, that is read. In the end `Ending` brings home what the members still hold.
+    broken generation's members say where they are, have those who will be next connect while a healthy one
+    trains, halt that at a step border, or form the next generation from whoever is ready. The highest
+    completed step among the survivors is the truth; those behind and those new get it from those who hold it.
+    Only if nobody does, or a checkpoint is ahead of them all, that is read. In the end `Ending` brings home
+    what the members still hold.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -182,11 +183,12 @@ class Controller:
 
     def _top_up(self, now: float) -> int:
         """Keep as many workers asked for as are wanted; returns how many were missing. Only while there is
-        nothing more urgent to do: never between a failure and the first step after it, for which a process
-        that starts would compete."""
+        nothing more urgent to do: not between a failure and the next generation, nor in its first moments,
+        as a process that starts would compete with its first step."""
         sensors = self._sensors
-        broken = sensors.membership.training and sensors.membership.trouble
-        if sensors.stop is not None or broken or now < sensors.request_from:
+        membership = sensors.membership
+        under_way = membership.trouble or self._intake.formed < membership.generation
+        if sensors.stop is not None or (membership.training and under_way) or now < sensors.request_from:
             return 0
         missing = planner.missing(sensors.membership, self._limits)
         for _ in range(missing):
@@ -244,6 +246,7 @@ class Controller:
             # Its members may have died while they wrote the one that was due.
             checkpoint=membership.lost > 0 and self._saves.overdue(point.position.step),
             met=membership.met_as(form.ids),
+            stalled=point.position == membership.position,
         )
         self._pause_since = now if self._pause_since is None else self._pause_since
         shards = {id: order.ranges[order.rank] for id, order in orders.items()}

@@ -6,6 +6,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
 
 from worldline.control.signals import StopRequested
 
@@ -24,8 +25,13 @@ def stop_on_signals(post: Callable[[StopRequested], None]) -> Iterator[None]:
         signal.alarm(0)
         post(StopRequested("SIGTERM", STOPPED))
 
-    def interrupt(*_: object) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupted = False
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal interrupted
+        if interrupted:
+            signal.default_int_handler(number, frame)
+        interrupted = True
         post(StopRequested("interrupted", INTERRUPTED))
 
     with handlers_kept():

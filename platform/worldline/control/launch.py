@@ -112,7 +112,8 @@ class _Attempt:
             return self._end(Conclusion(RunState.FINISHED, "all steps were completed before", FINISHED), None)
         tracker = assemble.tracker(self._job, self._folder, self._lease.attempt, self._last_step)
         with stop_on_signals(self._signals.post):
-            return self._end(self._guarded(point, tracker), tracker)
+            conclusion = self._guarded(point, tracker)
+        return self._end(conclusion, tracker)
 
     def _guarded(self, point: RestorePoint, tracker: MlflowDelivery | None) -> Conclusion:
         """Drive; if that raises, say so wherever somebody may look."""

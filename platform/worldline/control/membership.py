@@ -93,8 +93,8 @@ class Membership:
     gathering: Gathering | None = None
 
     def in_state(self, state: MemberState) -> list[Member]:
-        """In the order of their coming, members by rank."""
-        return sorted((m for m in self.members.values() if m.state is state), key=lambda m: m.rank)
+        """Members by rank, others in the order of their coming into this state."""
+        return sorted((m for m in self.members.values() if m.state is state), key=lambda m: (m.rank, m.since))
 
     @property
     def current(self) -> list[Member]:

@@ -159,7 +159,7 @@ def _collect(membership: Membership, training: list[Member], limits: Limits, now
 def _tend(
     membership: Membership, training: list[Member], limits: Limits, stopping: bool, now: float
 ) -> Decision:
-    """A healthy generation: halt it to stop, or to let standbys in."""
+    """A healthy generation: halt it to stop, or to let standbys in once they are connected with it."""
     ids = tuple(m.id for m in training)
     if membership.halting is not None:
         # The way to the next border is at most a step and an evaluation.
@@ -172,9 +172,9 @@ def _tend(
     standbys = membership.in_state(MemberState.STANDBY)
     if not standbys or len(membership.current) >= limits.max:
         return Proceed()
-    gathered = _gathered(membership, limits, now)
-    if gathered is not None:
-        return Proceed(gathered)
+    more_until = _wait_for_others(membership, limits, now)
+    if more_until is not None:
+        return Proceed(more_until)
     wanted = tuple(m.id for m in [*membership.current, *standbys])[: limits.max]
     gathering = membership.gathering
     if gathering is None or gathering.ids != wanted:
@@ -195,9 +195,9 @@ def _form(
             below_min_since + limits.start_s,
         )
     if not membership.current:
-        gathered = _gathered(membership, limits, now)
-        if gathered is not None:
-            return Proceed(gathered)
+        until = _wait_for_others(membership, limits, now)
+        if until is not None:
+            return Proceed(until)
 
     def held(member: Member) -> Position:
         """A newcomer that did not get the state yet is at step 0, whole: a checkpoint is ahead of that."""
@@ -214,7 +214,7 @@ def _form(
     return Form(ids, sources, truth, before)
 
 
-def _gathered(membership: Membership, limits: Limits, now: float) -> float | None:
+def _wait_for_others(membership: Membership, limits: Limits, now: float) -> float | None:
     """None if those who are ready should wait no longer for others, else until when."""
     standbys = membership.in_state(MemberState.STANDBY)
     room = limits.max - len(membership.current)
@@ -245,12 +245,14 @@ def orders(
     restore: str | None,
     checkpoint: bool,
     met: int = 0,
+    stalled: bool = False,
 ) -> Mapping[str, GenerationOrder]:
     """The order for each worker of `form`.
 
     position, restore: where the line goes on, and the checkpoint to read if nobody holds the state (None:
     from the start, which every worker holds as built). met: the meeting at which they connected, 0 if at
-    none.
+    none. stalled: no step was completed since the state was last agreed on, if it was: who holds it claims it
+    anew.
     """
     ranks = range(len(form.ids))
     shards = assign_near(limits.num_shards, form.before)
@@ -271,7 +273,7 @@ def orders(
             sources=sources,
             receivers=receivers,
             restore=restore if nobody else None,
-            verify_state=nobody,
+            verify_state=nobody or stalled,
             checkpoint=checkpoint,
             met=met,
         )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,7 @@ class Loader:
         self._changed = threading.Condition()
         # All below is guarded by _changed.
         self._wanted: dict[int, list[WindowKey]] = {}
+        self._expected: dict[int, list[WindowKey]] = {}
         self._held: dict[WindowKey, Block] = {}
         # Windows whose reading failed: tried again when asked for once more after that was raised, or by a
         # new focus.
@@ -87,17 +89,18 @@ class Loader:
         """From now on these shards are wanted, beginning with `step`."""
         wanted = {shard: self._keys(step, shard) for shard in shards}
         with self._changed:
-            self._wanted = wanted
+            self._wanted, self._expected = wanted, {}
             self._failed.clear()
             self._raised.clear()
             self._forget()
             self._changed.notify_all()
 
     def expect(self, shards: range, step: int) -> None:
-        """These shards will soon be wanted, too, from about `step` on."""
+        """These shards will soon be wanted, from about `step` on, and no others."""
         expected = {shard: self._keys(step, shard) for shard in shards}
         with self._changed:
-            self._wanted = expected | self._wanted
+            self._expected = expected
+            self._forget()
             self._changed.notify_all()
 
     def batches(
@@ -131,6 +134,7 @@ class Loader:
         with self._changed:
             self._closed = True
             self._wanted.clear()
+            self._expected.clear()
             self._held.clear()
             self._changed.notify_all()
         self._thread.join(timeout=5)
@@ -198,14 +202,15 @@ class Loader:
 
     def _forget(self) -> None:
         """Let go of the windows nobody wants any more."""
-        wanted = {key for keys in self._wanted.values() for key in keys}
-        for key in self._held.keys() - wanted:
+        for key in self._held.keys() - set(self._all_wanted()):
             del self._held[key]
+
+    def _all_wanted(self) -> Iterator[WindowKey]:
+        return chain(*self._wanted.values(), *self._expected.values())
 
     def _next(self) -> WindowKey | None:
         """The wanted window that is needed first and not there."""
-        keys = (key for keys in self._wanted.values() for key in keys)
-        missing = (key for key in keys if key not in self._held and key not in self._failed)
+        missing = (key for key in self._all_wanted() if key not in self._held and key not in self._failed)
         return min(missing, key=Need.of, default=None)
 
     def _read_ahead(self) -> None:
@@ -223,7 +228,7 @@ class Loader:
             else:
                 outcome = block
             with self._changed:
-                if any(key in keys for keys in self._wanted.values()):
+                if key in self._all_wanted():
                     if isinstance(outcome, Block):
                         self._held[key] = outcome
                     else:

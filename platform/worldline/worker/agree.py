@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 
 from worldline.collective.exchange import Gather
-from worldline.collective.group import Group
+from worldline.collective.group import Abandoned, CollectiveFailed, Group
 
 
 class Disagreed(RuntimeError):
@@ -17,8 +18,9 @@ class Agreement:
     """Compares `claims` (name -> value) of all members; each name among those who claim anything for it.
 
     Begins when it is made, by every member alike; the answers travel while the first step is computed.
-    `finish()` waits for them, once or again. It raises Disagreed on every rank alike, naming the first claim
-    that differs and who says what.
+    `finish()` waits for them; it raises Disagreed, with the same words on every rank that comes so far,
+    naming the first claim that differs and who says what. Once it returned, it does so at once. `reached()`
+    only looks: whether all answers are there and equal.
     """
 
     def __init__(self, group: Group | None, claims: Mapping[str, str]) -> None:
@@ -26,12 +28,18 @@ class Agreement:
         self._gather: Gather | None = Gather(group, encoded, "agreement")
 
     def finish(self) -> None:
-        gather, self._gather = self._gather, None
-        if gather is None:
+        if self._gather is None:
             return
-        difference = first_difference([json.loads(c) for c in gather.finish()])
+        difference = first_difference([json.loads(c) for c in self._gather.finish()])
         if difference:
             raise Disagreed(difference)
+        self._gather = None
+
+    def reached(self) -> bool:
+        if self._gather is not None and self._gather.done():
+            with contextlib.suppress(CollectiveFailed, Abandoned, Disagreed):
+                self.finish()
+        return self._gather is None
 
 
 def first_difference(claims: Sequence[Mapping[str, str]]) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from worldline.collective.group import Group, connect_ahead, form_gloo
+from worldline.collective.group import CollectiveFailed, Group, connect_ahead, form_gloo
 from worldline.collective.nccl import form_nccl
 from worldline.data.block import Block
 from worldline.data.feeder import FeederSource
@@ -101,6 +101,7 @@ def build(setup: Setup, mailbox: Mailbox, address: str) -> Built:
     )
     runner = Runner(
         engine,
+        loader,
         _evaluator(job, setup, task, model, device),
         state,
         open_storage(setup.storage),
@@ -122,6 +123,8 @@ def rendezvous(host: str, port: int, address: str, device: torch.device, timeout
     def form(meeting: Meeting, cancelled: Callable[[], bool]) -> Group | None:
         if meeting.size == 1:
             return None
+        if meeting.number and device.type == "cuda":
+            raise CollectiveFailed("connecting while another generation trains is not tried on GPUs yet")
         form_group = form_nccl if device.type == "cuda" else partial(form_gloo, address=address)
         return form_group(
             store,

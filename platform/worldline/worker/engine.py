@@ -54,9 +54,10 @@ class Engine:
 
     Protocol: `join(membership)` after the group is formed, while the state is agreed on; then `step()` again
     and again. Until the optimizer's update nothing of the state has changed, so when `step()` raises
-    (CollectiveFailed, Abandoned, NonFinite, the task's own error) the worker is at the step before, whole;
-    when it returns, at the next. Only TornState, an error inside the update, leaves no state. `completed` is
-    the number of completed steps and is set by whoever loads a state. `phase` may be read from other threads.
+    (CollectiveFailed, Abandoned, Disagreed, NonFinite, the task's own error) the worker is at the step
+    before, whole; when it returns, at the next. Only TornState, an error inside the update, leaves no state.
+    `completed` is the number of completed steps and is set by whoever loads a state. `phase` may be read from
+    other threads.
     """
 
     def __init__(
@@ -85,14 +86,6 @@ class Engine:
     @phase.setter
     def phase(self, phase: str) -> None:
         self._reduction.phase = phase
-
-    def read_ahead(self, shards: range, step: int) -> None:
-        """The rows of these shards will be needed from `step` on; may be called before `join`."""
-        self._reduction.read_ahead(shards, step)
-
-    def expect(self, shards: range, step: int) -> None:
-        """The rows of these shards will be needed, too, from about `step` on; from any thread."""
-        self._reduction.expect(shards, step)
 
     def rehearse(self, batch: MicroBatch) -> None:
         """A step on this micro-batch, without the others: whoever calls this puts the state back."""

@@ -126,7 +126,10 @@ class GenerationEnd:
 
 @dataclass(frozen=True)
 class GenerationFormed:
-    """The worker is about to compute its first step of the generation."""
+    """The worker is about to compute its first step of the generation; that all agree shows at its end.
+
+    form_s: until it was connected; transfer_s: from then on, with the others' state if it had none.
+    """
 
     generation: int
     form_s: float

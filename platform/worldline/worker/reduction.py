@@ -69,8 +69,9 @@ class Reduction:
     """Computes the own shards one by one and has them reduced while the last one's backward still runs.
 
     Protocol: `join(membership)` once a generation, then `reduce` once a step, or again for the same step
-    after it raised CollectiveFailed or Abandoned: shards finished by then and still owned are not computed
-    again. The model's buffers are left as the last shard made them; the caller puts them right, by `buffers`.
+    after it raised CollectiveFailed or Abandoned (or Disagreed, at a generation's first step): shards
+    finished by then and still owned are not computed again. The model's buffers are left as the last shard
+    made them; the caller puts them right, by `buffers`.
     """
 
     def __init__(
@@ -93,14 +94,6 @@ class Reduction:
         self._try: _Try
         self.phase = "idle"
         """What the worker is doing, for whoever looks from another thread."""
-
-    def read_ahead(self, shards: range, step: int) -> None:
-        """Begin to read the rows of these shards from `step` on."""
-        self._loader.focus(shards, step)
-
-    def expect(self, shards: range, step: int) -> None:
-        """Read the rows of these shards, too, from about `step` on."""
-        self._loader.expect(shards, step)
 
     def rehearse(self, batch: MicroBatch) -> list[Slab]:
         """The way of a step with two shards, both made of `batch`, but for the exchange; returns the sums of
@@ -130,7 +123,9 @@ class Reduction:
         agreement: Agreement | None,
         step: int,
     ) -> None:
-        """Take this worker's place in a generation that begins with `step`, once all agree."""
+        """Take this worker's place in a generation that begins with `step`; no sums are given out before all
+        agree.
+        """
         self._agreement = agreement
         self._membership = membership
         self._cancelled = cancelled
@@ -142,7 +137,7 @@ class Reduction:
             else NativeExchange(group, buckets)
         )
         self._word_exchange = WordExchange(group, ranges, rank)
-        self.read_ahead(membership.shards.shards, step)
+        self._loader.focus(membership.shards.shards, step)
 
     def reduce(self, step: int, rows: Sequence[int], halt: bool, clock: StepClock) -> Reduced:
         """rows: of each shard in this step. halt: this rank asks all to stop after it."""
@@ -160,7 +155,8 @@ class Reduction:
             self._compute_all()
             return self._finish()
         except BaseException as error:
-            if isinstance(error, CollectiveFailed | Abandoned | ReadCancelled):
+            agreed = self._agreement is None or self._agreement.reached()
+            if agreed and isinstance(error, CollectiveFailed | Abandoned | ReadCancelled):
                 self._keep()
             self._sums.renew()
             raise

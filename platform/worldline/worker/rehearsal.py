@@ -15,7 +15,7 @@ def rehearse(engine: Engine, state: TrainState, batch: MicroBatch) -> None:
 
     What first calls cost (libraries that load, kernels that are chosen or compiled, memory that grows) is
     paid here, while the others train. If the task fails, the step of the line that fails alike will say so.
-    Raises RuntimeError where the state that was built cannot be had again.
+    Raises RuntimeError where what `state_dict` shows is not as it was.
     """
     tensors, meta = snapshot(state.tensors()), state.meta()
     with contextlib.suppress(Exception):

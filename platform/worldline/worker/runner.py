@@ -15,7 +15,7 @@ from worldline.checkpoint.manifest import CheckpointError, CheckpointManifest, p
 from worldline.checkpoint.restore import read
 from worldline.checkpoint.save import PartResult, PartWriter
 from worldline.collective.group import Abandoned, CollectiveFailed, Group
-from worldline.data.loader import ReadCancelled
+from worldline.data.loader import Loader, ReadCancelled
 from worldline.data.manifest import DataError
 from worldline.storage import Storage, StorageError
 from worldline.worker.agree import Agreement, Disagreed
@@ -77,6 +77,7 @@ class Runner:
     def __init__(
         self,
         engine: Engine,
+        loader: Loader,
         evaluator: Evaluator | None,
         state: TrainState,
         storage: Storage,
@@ -85,12 +86,13 @@ class Runner:
         mailbox: Mailbox,
     ) -> None:
         self._engine = engine
+        self._loader = loader
         self._evaluator = evaluator
         self._state = state
         self._storage = storage
         self._schedule = schedule
-        self._form = form
         self._mailbox = mailbox
+        self._generation = 0
         self._halted = 0
         self._abandoned = 0
         self._meetings = Meetings(form, lambda generation: self._abandoned >= generation, mailbox.post)
@@ -98,6 +100,7 @@ class Runner:
         self._digested: tuple[int, str] | None = None  # the step whose state has this digest
         self._pending_parts: deque[CheckpointPart] = deque()  # the writer answers in the order of submission
         self._writer = PartWriter(storage, self._part_written)
+        self._agreement: Agreement | None = None
 
     @property
     def position(self) -> Position | None:
@@ -108,8 +111,9 @@ class Runner:
         return self._engine.phase
 
     def meet(self, invitation: Invitation) -> None:
-        self._engine.expect(invitation.shards.shards, invitation.step)
-        self._meetings.begin(invitation.meeting)
+        if invitation.meeting.generation > self._generation:
+            self._meetings.begin(invitation.meeting)
+            self._loader.expect(invitation.shards.shards, invitation.step)
 
     def halt(self, generation: int) -> None:
         self._halted = max(self._halted, generation)
@@ -128,7 +132,6 @@ class Runner:
         except NonFinite as error:
             return self._end(EndKind.NONFINITE, order, error)
         except (Disagreed, StateError) as error:
-            self._position = None if order.rank in order.receivers else self._position
             return self._end(EndKind.DISAGREED, order, error)
         except (CheckpointError, StorageError) as error:
             return self._end(EndKind.RESTORE_FAILED, order, error)
@@ -169,15 +172,17 @@ class Runner:
         def cancelled() -> bool:
             return self._abandoned >= generation
 
+        self._generation = generation
+        self._agreement = None
         self._engine.phase = "form"
         self._mailbox.narrate(order.rank == 0)
         # The rows come while the group forms and the state travels.
-        self._engine.read_ahead(order.ranges[order.rank].shards, order.position.step + 1)
+        self._loader.focus(order.ranges[order.rank].shards, order.position.step + 1)
         began = time.perf_counter()
-        group = self._meetings.take(order.meeting) if order.met else self._form(order.meeting, cancelled)
+        group = self._meetings.enter(order.meeting, cancelled)
         formed = time.perf_counter()
         try:
-            agreement = self._catch_up(order, group)
+            agreement = self._agreement = self._catch_up(order, group)
             member = Membership(generation, self._schedule.attempt, order.rank, order.ranges, group)
             self._engine.join(member, cancelled, agreement)
             if self._evaluator is not None:
@@ -196,7 +201,7 @@ class Runner:
         claims = dict(self._schedule.fingerprints)
         if order.receivers and group is not None:
             self._transfer(order, group, claims)
-        elif order.verify_state:
+        if order.verify_state and order.rank in order.sources:
             claims[STATE] = self._checksum()
         if self._position is not None and self._position.step == order.position.step:
             self._take(order.position)
@@ -309,6 +314,8 @@ class Runner:
         )
 
     def _end(self, kind: EndKind, order: GenerationOrder, error: BaseException) -> GenerationEnd:
+        if order.rank in order.receivers and not (self._agreement and self._agreement.reached()):
+            self._position = None  # nobody has confirmed what it received
         text = "".join(traceback.format_exception(error)) if kind is EndKind.TASK_ERROR else ""
         return GenerationEnd(
             kind, order.generation, self._position, f"{type(error).__name__}: {error}"[:2000], text[-20_000:]

@@ -178,6 +178,8 @@ class TrainState:
                 if isinstance(value, torch.Tensor) and isinstance(current, torch.Tensor):
                     value = value.to(current.device)
                 group[key] = value
+            for key in group.keys() - options.keys() - {"params"}:
+                del group[key]
             for name in meta["groups"][index]:
                 if name in meta["state"]:
                     parameter, values, prefix = parameters[name], meta["state"][name], f"optimizer/{name}"

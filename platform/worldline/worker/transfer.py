@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from worldline.collective.exchange import gather_bytes
+from worldline.collective.exchange import Gather
 from worldline.collective.group import Group
 from worldline.tensors import dtype_name
 
@@ -46,7 +46,7 @@ def transfer(
     shrinks with their number.
     """
     described = json.dumps([layout(tensors), meta]).encode() if group.rank == sources[0] else b""
-    content, meta = json.loads(gather_bytes(group, described, "state layout")[sources[0]])
+    content, meta = json.loads(Gather(group, described, "state layout").finish()[sources[0]])
     places = [Place(*entry) for entry in content]
     size = places[-1].stop if places else 0
     receives = group.rank in receivers
