@@ -5,7 +5,8 @@ Both train the benchmark MLP with AdamW and clipping over gloo on one thread a w
 rows a step, in the same micro-batches: DDP runs all but the last under `no_sync()`. DDP's rows lie ready in
 memory; Worldline reads Parquet through its loader. The kinds take turns in short blocks, in an order shuffled
 anew every round, so that the machine's noise falls on all alike; a ratio is taken round by round. Also shown:
-DDP with the micro-batches merged into one, and where Worldline's time goes.
+a second DDP, whose ratio is what the machine's noise alone makes of 1; DDP with the micro-batches merged into
+one; and where Worldline's time goes.
 
     python tests/bench/cost.py [--rounds 30] [--worlds 1 2 4]
 """
@@ -72,6 +73,7 @@ def worker(rank: int, world: int, port: int, folder: str, rounds: int) -> None:
     records: dict[str, list[StepRecord]] = {"bitwise": [], "same_batches": []}
     blocks: dict[str, Block] = {
         "DDP": ddp_block(rank, world, merged=False),
+        "DDP again": ddp_block(rank, world, merged=False),
         "DDP, merged": ddp_block(rank, world, merged=True),
         **{mode: worldline_block(mode, rank, world, store, folder, records[mode]) for mode in records},
     }

@@ -103,18 +103,22 @@ def test_a_generation_goes_on_with_those_who_met_before_it(case, truth):
         assert_finished(line, members, truth, holders(ends, line), met=2)
 
 
-def test_a_state_that_nobody_confirmed_is_held_by_nobody(case, truth):
-    """A source whose state differs dies before the first step is done: the receiver has not got the state."""
+@pytest.mark.parametrize("point", range(9))
+def test_a_state_that_nobody_confirmed_is_held_by_nobody(case, truth, point):
+    """A source whose state differs dies anywhere before the first step is done."""
     with peers(2) as (first, receiver):
         source = another([first])
-        members = [first, source, receiver]
         line = Line(case)
-        line.build(members)
+        line.build([first, source, receiver])
         source.call(spoil, "mean")
-        source.call(tiny.arm, "kill", 1, 0)
-        ends = line.run(members, sources=[first, source])
+        source.call(tiny.arm, "kill", 1, point)
+        ends = line.run([first, source, receiver], sources=[first, source])
+        assert source not in ends
         assert {end.kind for end in ends.values()} <= {EndKind.BROKEN, EndKind.DISAGREED}
-        assert (ends[first].position, ends[receiver].position) == (Position(0), None)
+        assert ends[first].position == Position(0)
+        for peer in (first, receiver):
+            if ends[peer].position is not None:
+                assert peer.call(tiny.state_digest) == truth[0][0]
         assert_finished(line, [first, receiver], truth, holders(ends, line))
 
 

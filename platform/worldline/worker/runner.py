@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import torch
-
-from worldline.checkpoint.manifest import CheckpointError, CheckpointManifest, part_name, partition
+from worldline.checkpoint.manifest import CheckpointError, CheckpointManifest
 from worldline.checkpoint.restore import read
-from worldline.checkpoint.save import PartResult, PartWriter
 from worldline.collective.group import Abandoned, CollectiveFailed, Group
 from worldline.data.loader import Loader, ReadCancelled
 from worldline.data.manifest import DataError
@@ -26,7 +20,6 @@ from worldline.worker.mailbox import Mailbox
 from worldline.worker.meetings import FormGroup, Meetings
 from worldline.worker.member import Membership
 from worldline.worker.orders import (
-    CheckpointPart,
     EndKind,
     GenerationEnd,
     GenerationFormed,
@@ -34,7 +27,8 @@ from worldline.worker.orders import (
     Invitation,
     StateDigest,
 )
-from worldline.worker.state import StateError, TrainState, digest, snapshot
+from worldline.worker.parts import Parts
+from worldline.worker.state import StateError, TrainState, digest
 from worldline.worker.transfer import transfer
 from worldline.world import Position
 
@@ -97,10 +91,9 @@ class Runner:
         self._abandoned = 0
         self._meetings = Meetings(form, lambda generation: self._abandoned >= generation, mailbox.post)
         self._position: Position | None = Position(0)
-        self._digested: tuple[int, str] | None = None  # the step whose state has this digest
-        self._pending_parts: deque[CheckpointPart] = deque()  # the writer answers in the order of submission
-        self._writer = PartWriter(storage, self._part_written)
         self._agreement: Agreement | None = None
+        self._received = False
+        self._parts = Parts(state, storage, schedule.attempt, mailbox)
 
     @property
     def position(self) -> Position | None:
@@ -122,7 +115,7 @@ class Runner:
         self._abandoned = max(self._abandoned, generation)
 
     def close(self, timeout_s: float) -> bool:
-        return self._writer.close(timeout_s)
+        return self._parts.close(timeout_s)
 
     def run(self, order: GenerationOrder) -> GenerationEnd:
         try:
@@ -149,22 +142,7 @@ class Runner:
         """Write this worker's part of a checkpoint of its position; the result comes as a report."""
         if self._position is None:
             raise RuntimeError("this worker has no state to write")
-        tensors, meta = self._state.tensors(), self._state.meta()
-        names = partition({name: t.numel() * t.element_size() for name, t in tensors.items()}, parts)[part]
-        file = part_name(self._schedule.attempt, generation, part)
-        copies = snapshot({name: tensors[name] for name in names})
-        self._pending_parts.append(
-            CheckpointPart(
-                generation=generation,
-                rank=part,
-                parts=parts,
-                position=self._position,
-                state_digest=self._digest(self._position.step, tensors, meta),
-                meta=meta if part == 0 else {},
-                part=None,
-            )
-        )
-        self._writer.submit(self._position.step, file, copies)
+        self._parts.write(self._position, generation, part, parts)
 
     def _train(self, order: GenerationOrder) -> EndKind:
         generation = order.generation
@@ -173,7 +151,7 @@ class Runner:
             return self._abandoned >= generation
 
         self._generation = generation
-        self._agreement = None
+        self._agreement, self._received = None, False
         self._engine.phase = "form"
         self._mailbox.narrate(order.rank == 0)
         # The rows come while the group forms and the state travels.
@@ -229,7 +207,7 @@ class Runner:
 
         received = transfer(group, order.sources, order.receivers, tensors, meta, meanwhile)
         if received is not None:
-            self._position = None
+            self._position, self._received = None, True
             self._state.load(*received)
             self._take(order.position)
             claims[STATE] = self._checksum()
@@ -246,7 +224,7 @@ class Runner:
 
     def _take(self, position: Position) -> None:
         self._position = position
-        self._digested = None
+        self._parts.forget()
         self._engine.completed = position.step
         self._mailbox.forget_after(position.step)
 
@@ -282,15 +260,7 @@ class Runner:
         return checksum(self._state.tensors(), self._state.meta())
 
     def _digest_if_due(self, step: int) -> str | None:
-        if not self._schedule.digest_due(step):
-            return None
-        return self._digest(step, self._state.tensors(), self._state.meta())
-
-    def _digest(self, step: int, tensors: Mapping[str, torch.Tensor], meta: dict[str, Any]) -> str:
-        """Of the state after `step`; taken once, though a checkpoint asks again."""
-        if self._digested is None or self._digested[0] != step:
-            self._digested = step, digest(tensors, meta)
-        return self._digested[1]
+        return self._parts.digest(step) if self._schedule.digest_due(step) else None
 
     def _evaluate(self) -> None:
         assert self._evaluator is not None
@@ -300,22 +270,9 @@ class Runner:
         self._position = Position(self._position.step, evaluated=True)
         self._mailbox.post(record)
 
-    def _part_written(self, result: PartResult) -> None:
-        pending = self._pending_parts.popleft()
-        self._mailbox.post(
-            CheckpointPart(
-                **{
-                    **vars(pending),
-                    "part": result.info,
-                    "error": result.error or "",
-                    "seconds": result.seconds,
-                }
-            )
-        )
-
     def _end(self, kind: EndKind, order: GenerationOrder, error: BaseException) -> GenerationEnd:
-        if order.rank in order.receivers and not (self._agreement and self._agreement.reached()):
-            self._position = None  # nobody has confirmed what it received
+        if self._received and not (self._agreement and self._agreement.reached()):
+            self._position = None  # nobody has confirmed what was received
         text = "".join(traceback.format_exception(error)) if kind is EndKind.TASK_ERROR else ""
         return GenerationEnd(
             kind, order.generation, self._position, f"{type(error).__name__}: {error}"[:2000], text[-20_000:]
