@@ -5,6 +5,7 @@ import signal
 
 import pytest
 
+from worldline.control import interrupts
 from worldline.control.interrupts import handlers_kept, stop_on_signals
 from worldline.control.signals import StopRequested
 
@@ -32,12 +33,16 @@ def test_signals_stop_the_run_before_during_and_after_rays_start():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_the_second_interrupt_interrupts_wherever_the_first_came():
+def test_the_second_interrupt_interrupts_wherever_the_first_came(monkeypatch):
     posted = []
+    now = [5.0]
+    monkeypatch.setattr(interrupts.time, "monotonic", lambda: now[0])
     with stop_on_signals(posted.append):
         with handlers_kept():
             send(signal.SIGINT)
             start_of_ray()
+        send(signal.SIGINT)  # an echo of the first
+        now[0] += 1.5
         with pytest.raises(KeyboardInterrupt):
             send(signal.SIGINT)
     assert posted == [StopRequested("interrupted", 130)]

@@ -104,7 +104,7 @@ def test_a_living_process_of_this_machine_keeps_its_run(storage):
     acquire(storage)
     with pytest.raises(LeaseHeld) as caught:
         acquire(storage)
-    for part in (storage.url, "attempt 1", str(os.getpid()), HERE.host, "worldline stop"):
+    for part in (storage.url, "attempt 1", str(os.getpid()), HERE.host, f"kill {os.getpid()}"):
         assert part in str(caught.value)
     assert caught.value.claim.owner == HERE
 

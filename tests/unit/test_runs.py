@@ -71,14 +71,14 @@ def test_what_decides_the_numbers_may_not(storage, change, named):
     before = storage.get(RUN)
     with pytest.raises(JobError, match=named.replace(".", r"\.")) as caught:
         open_run(storage, job(**change))
-    assert "put it back, or give the job another name" in str(caught.value)
+    assert "put it back, give the job another name" in str(caught.value)
     assert storage.get(RUN) == before
 
 
 def test_a_setting_that_is_new_or_gone_is_named():
     [new, gone] = identity_faults({"a": "1"}, {"b": "2"})
-    assert new.startswith("a: the run was begun with 1, the job now says nothing")
-    assert gone.startswith("b: the run was begun with nothing, the job now says 2")
+    assert new.startswith("a: the run was begun with 1, the job now says its default")
+    assert gone.startswith("b: the run was begun with its default, the job now says 2")
 
 
 def test_the_data_set_is_kept_and_compared(storage, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import click
@@ -24,6 +25,14 @@ TRY_AGAIN = 75
 )
 def run(job_file: Path, overrides: tuple[str, ...], storage: str | None, resume: str) -> int:
     """Train JOB until its last step, on the cluster of RAY_ADDRESS or on a local Ray."""
+    before = signal.signal(signal.SIGTERM, _stop_before_it_begins)
+    try:
+        return _run(job_file, overrides, storage, resume)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _run(job_file: Path, overrides: tuple[str, ...], storage: str | None, resume: str) -> int:
     from worldline.api import train
     from worldline.checkpoint.manifest import CheckpointError
     from worldline.control.lease import LeaseHeld
@@ -47,6 +56,12 @@ def run(job_file: Path, overrides: tuple[str, ...], storage: str | None, resume:
         click.echo(f"failed: {error}", err=True)
         return 1
     return result.exit_code
+
+
+def _stop_before_it_begins(*_: object) -> None:
+    """Until the run itself takes the signal."""
+    click.echo("stopped before the training began: SIGTERM", err=True)
+    raise SystemExit(TRY_AGAIN)
 
 
 COMMANDS = [run]

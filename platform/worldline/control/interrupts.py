@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
 from worldline.control.signals import StopRequested
 
 STOPPED, INTERRUPTED = 75, 130
+ECHO_S = 1.0
+"""Ctrl-C reaches a process through its shell and its parents, too: so soon after the first it is the same."""
 
 
 @contextlib.contextmanager
@@ -25,14 +28,16 @@ def stop_on_signals(post: Callable[[StopRequested], None]) -> Iterator[None]:
         signal.alarm(0)
         post(StopRequested("SIGTERM", STOPPED))
 
-    interrupted = False
+    first: float | None = None
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        nonlocal interrupted
-        if interrupted:
+        nonlocal first
+        now = time.monotonic()
+        if first is None:
+            first = now
+            post(StopRequested("interrupted", INTERRUPTED))
+        elif now - first > ECHO_S:
             signal.default_int_handler(number, frame)
-        interrupted = True
-        post(StopRequested("interrupted", INTERRUPTED))
 
     with handlers_kept():
         if _may_set_handlers():

@@ -223,5 +223,5 @@ def _held_message(storage: Storage, claim: Claim, owner: Liveness) -> str:
     where = "here" if owner is Liveness.ALIVE else "elsewhere"
     return (
         f"run {storage.url} is being trained {where}: {_who(claim)} holds it. Follow it with "
-        "`worldline watch`, end it with `worldline stop`, or give this run another name"
+        f"`worldline watch`, end it with SIGTERM (kill {claim.owner.pid}), or give this run another name"
     )

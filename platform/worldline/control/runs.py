@@ -42,8 +42,9 @@ def open_run(storage: Storage, job: Job) -> dict[str, Any]:
 
 def identity_faults(stored: Mapping[str, str], ours: Mapping[str, str]) -> list[str]:
     return [
-        f"{key}: the run was begun with {stored.get(key, 'nothing')}, "
-        f"the job now says {ours.get(key, 'nothing')}; put it back, or give the job another name"
+        f"{key}: the run was begun with {stored.get(key, 'its default')}, the job now says "
+        f"{ours.get(key, 'its default')}; put it back, give the job another name, or begin anew with "
+        "--resume never"
         for key in sorted({*stored, *ours})
         if stored.get(key) != ours.get(key)
     ]
