@@ -265,7 +265,9 @@ class History(RuleBasedStateMachine):
                 return False
             case Expel(ids, _):
                 for id in ids:
-                    assert self.workers[id].frozen or self.workers[id].busy
+                    # Standbys of this history never answer, and may be asked to connect.
+                    standby = self.membership.members[id].state is MemberState.STANDBY
+                    assert standby or self.workers[id].frozen or self.workers[id].busy
                     self.leave(id)
                 return False
             case Meet(gathering):
@@ -485,7 +487,11 @@ def test_standbys_are_let_in_at_a_border_if_there_is_room():
 def test_nobody_waits_long_for_those_who_do_not_meet():
     gathering = Gathering(1, ("a", "b", "c"), 1.0)
     membership = training("a", "b").requested("c", 1.0).ready("c", HELLO, 1.0).asked_to_meet(gathering)
-    assert decide(membership, now=1.0 + LIMITS.meet_s) == Halt(("a", "b"))
+    over = 1.0 + LIMITS.meet_s
+    assert decide(membership.heard("c", over - 1), now=over) == Halt(("a", "b"))
+    silent = "did not answer for 5 s while it was to connect"
+    assert decide(membership.heard("a", over - 1), now=over) == Expel(("c",), silent)
+    assert decide(membership.heard("c", over - 6), now=over) == Expel(("c",), silent)
     failed = membership.met("c", Met(2, 1, "a peer did not come"))
     assert decide(failed, now=1.0) == Halt(("a", "b"))
     assert failed.met_as(gathering.ids) == 0

@@ -78,6 +78,19 @@ def test_what_a_step_adds_to_the_groups_is_taken_back():
         assert peer.call(rehearse_counting) == [0]
 
 
+def rehearse_with_a_passing_buffer(room):
+    tiny.build(room, CASE)
+    room.model.register_buffer("passing", torch.zeros(2), persistent=False)
+    room.model.register_forward_hook(lambda model, *_: model.passing.add_(1))
+    whole(room)
+    return room.model.passing.tolist()
+
+
+def test_buffers_that_are_no_state_are_put_back_too():
+    with peers(1) as (peer,):
+        assert peer.call(rehearse_with_a_passing_buffer) == [0, 0]
+
+
 class Growing(torch.nn.Module):
     """Its extra state cannot be made less."""
 

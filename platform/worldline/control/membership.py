@@ -34,7 +34,8 @@ class Member:
     """One worker. since: when it came into its state. The rest is of the current generation.
 
     shards: what it computes. end: how the generation ended for it, None while it trains. asked: when it was
-    told to abandon it. heard: when its process last answered anything after that.
+    told to abandon it. heard: when its process last answered anything after that, or since it was to connect
+    with others.
     """
 
     id: str
@@ -142,9 +143,12 @@ class Membership:
         return replace(self, members={**self.members, **asked}, trouble=self.trouble or reason)
 
     def heard(self, id: str, now: float) -> Membership:
-        """Its process answered something. Of interest only while its own answer is awaited."""
+        """Its process answered something. Of interest only while something is awaited of it."""
         member = self.members.get(id)
-        if member is None or not member.training or member.asked is None:
+        if member is None:
+            return self
+        asked = member.training and member.asked is not None
+        if not asked and (self.gathering is None or id not in self.gathering.ids):
             return self
         return self._with(replace(member, heard=now))
 

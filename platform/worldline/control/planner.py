@@ -30,7 +30,7 @@ class Limits:
     timeout_s: float
     answer_s: float = 5.0
     gather_s: float = 3.0
-    meet_s: float = 5.0
+    meet_s: float = 10.0
 
     @property
     def target(self) -> int:
@@ -180,8 +180,16 @@ def _tend(
     if gathering is None or gathering.ids != wanted:
         return Meet(Gathering(1 if gathering is None else gathering.number + 1, wanted, now))
     until = gathering.since + limits.meet_s
+    if gathering.complete or gathering.failed:
+        return Halt(ids)
+    if now < until:
+        return Proceed(until)
+    heard = {m.id: m.since if m.heard is None else m.heard for m in standbys if m.id in wanted}
+    silent = tuple(id for id, at in heard.items() if now - at >= limits.answer_s)
+    if silent:
+        return Expel(silent, f"did not answer for {limits.answer_s:g} s while it was to connect")
     # They may connect later, too: it only takes longer while all stand still.
-    return Halt(ids) if gathering.complete or gathering.failed or now >= until else Proceed(until)
+    return Halt(ids)
 
 
 def _form(

@@ -72,6 +72,7 @@ class Engine:
         device: torch.device,
     ) -> None:
         self.completed = 0
+        self.model = model
         self._optimizer = optimizer
         self._scheduler = scheduler
         self._plan = plan

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
+
+import torch
 
 from worldline.data.loader import MicroBatch
 from worldline.worker.checksum import checksum
@@ -18,7 +21,7 @@ def rehearse(engine: Engine, state: TrainState, batch: MicroBatch) -> None:
     Raises RuntimeError where what `state_dict` shows is not as it was.
     """
     tensors, meta = snapshot(state.tensors()), state.meta()
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception), no_state_kept(engine.model):
         engine.rehearse(batch)
     state.load(tensors, meta)
     if checksum(state.tensors(), state.meta()) != checksum(tensors, meta):
@@ -26,3 +29,19 @@ def rehearse(engine: Engine, state: TrainState, batch: MicroBatch) -> None:
             "the state of the model, optimizer or scheduler cannot be put back after a step: all that a step "
             "changes in them must be in their state_dict"
         )
+
+
+@contextlib.contextmanager
+def no_state_kept(model: torch.nn.Module) -> Iterator[None]:
+    """Afterwards the buffers that are no part of the state, too, are what they were before."""
+    before = [
+        (module, key, None if buffer is None else buffer.clone())
+        for module in model.modules()
+        for key, buffer in module._buffers.items()
+        if key in module._non_persistent_buffers_set
+    ]
+    try:
+        yield
+    finally:
+        for module, key, buffer in before:
+            module._buffers[key] = buffer
