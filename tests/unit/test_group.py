@@ -212,4 +212,4 @@ def test_connections_to_the_store_are_made_ahead_and_used_again(tmp_path):
         for thread in threads:
             thread.join()
         assert len(groups) == 2
-    assert [store.connections for store in stores] == [group_module.LANES] * 2
+    assert [store.connections for store in stores] == [2 * group_module.LANES] * 2

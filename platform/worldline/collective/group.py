@@ -7,6 +7,7 @@ the buffers of its operations, and a new group is formed beside it under a new s
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -213,6 +214,9 @@ def meet(
             errors.append(_first_line(error))
         finally:
             finished.release()
+        if lanes[lane] is None:
+            with contextlib.suppress(RuntimeError):  # the store is gone, and the next forming will say so
+                _IDLE[store].append(store.clone())
 
     for lane in range(LANES):
         threading.Thread(target=connect_lane, args=(lane,), name=f"form-{prefix}-{lane}", daemon=True).start()
