@@ -181,7 +181,7 @@ INLINE_BYTES = 4096
 class Gather:
     """Gives every rank the bytes of every rank, of whatever length; short ones in one round.
 
-    Begins when it is made; `finish()` waits for it, unless it is `done()`, or failed, already.
+    Begins when it is made; `finish()` waits for it; `done()` says whether the first round needs no wait.
     """
 
     def __init__(self, group: Group | None, mine: bytes, label: str) -> None:

@@ -64,7 +64,7 @@ def form_nccl(
         options._timeout = timedelta(seconds=timeout_s)
         lane: Any = dist.ProcessGroupNCCL(meeting, rank, size, options)
         # The communicator is made by the first operation: here, where the wait for it can be left, and on a
-        # stream of its own, as another generation may train meanwhile.
+        # stream of its own, which holds up no other.
         stream = torch.cuda.Stream(NcclGroup.device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
             lane.allreduce([torch.zeros(1, device=NcclGroup.device)]).wait()

@@ -21,7 +21,7 @@ def rehearse(engine: Engine, state: TrainState, batch: MicroBatch) -> None:
     Raises RuntimeError where what `state_dict` shows is not as it was.
     """
     tensors, meta = snapshot(state.tensors()), state.meta()
-    with contextlib.suppress(Exception), no_state_kept(engine.model):
+    with contextlib.suppress(Exception), passing_buffers_kept(engine.model):
         engine.rehearse(batch)
     state.load(tensors, meta)
     if checksum(state.tensors(), state.meta()) != checksum(tensors, meta):
@@ -32,7 +32,7 @@ def rehearse(engine: Engine, state: TrainState, batch: MicroBatch) -> None:
 
 
 @contextlib.contextmanager
-def no_state_kept(model: torch.nn.Module) -> Iterator[None]:
+def passing_buffers_kept(model: torch.nn.Module) -> Iterator[None]:
     """Afterwards the buffers that are no part of the state, too, are what they were before."""
     before = [
         (module, key, None if buffer is None else buffer.clone())

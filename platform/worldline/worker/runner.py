@@ -61,11 +61,11 @@ class Schedule:
 class Runner:
     """Executes generation orders on the training thread.
 
-    Protocol: `run(order)` returns how the generation ended, never raises for anything foreseen. From another
-    thread, `meet(i)` prepares for a coming generation ahead of its order; `halt(g)` makes
+    Protocol: `run(order)` returns how the generation ended, never raises for anything foreseen. From
+    another thread, `meet(i)` prepares for a coming generation ahead of its order; `halt(g)` makes
     generation g stop at the next step border, all ranks at the same one; `abandon(g)` makes every wait of
-    generations up to g end at once. Both are remembered, so an order that comes late finds itself cancelled.
-    After any end the worker is at `position`, whole, or has no position.
+    generations up to g end at once. Both are remembered, so an order that comes late finds itself
+    cancelled. After any end the worker is at `position`, whole, or has no position.
     """
 
     def __init__(
