@@ -222,7 +222,8 @@ class Watched:
 
     def __init__(self, group: Any, point: Callable[[str], None]) -> None:
         self._group, self._point = group, point
-        self.rank, self.size, self.device = group.rank, group.size, group.device
+        self.rank, self.size, self.device, self.log = group.rank, group.size, group.device, group.log
+        self.unfinished = group.unfinished
 
     def __getattr__(self, name: str) -> Any:
         def call(*args: Any, **options: Any) -> Any:

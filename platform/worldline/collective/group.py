@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
+from worldline.collective.operations import Operation, OperationLog
+
 Cancelled = Callable[[], bool]
 
 _ABANDONED: list[Any] = []
@@ -35,9 +37,9 @@ class Abandoned(RuntimeError):
 
 
 class Pending(Protocol):
-    """An operation under way. what: kind and label, for diagnosis."""
+    """An operation under way."""
 
-    what: str
+    operation: Operation
 
     def done(self) -> bool: ...
 
@@ -49,12 +51,14 @@ class Group(Protocol):
     each other, so an operation in lane 1 may be started whenever its input is ready without ordering it
     against lane 0. `wait` returns when the operation is done, raises CollectiveFailed when it or the group
     broke, Abandoned when the group's `cancelled` says so. After any raise call `abandon()`; nothing else is
-    allowed then.
+    allowed then. Meanwhile any thread may look at the `log` of what this rank entered, and ask what of it is
+    `unfinished`.
     """
 
     rank: int
     size: int
     device: torch.device
+    log: OperationLog
 
     def all_to_all(
         self,
@@ -70,18 +74,20 @@ class Group(Protocol):
 
     def wait(self, pending: Pending) -> None: ...
 
+    def unfinished(self) -> tuple[Operation, ...]: ...
+
     def abandon(self) -> None: ...
 
 
 class Work:
     """A backend's work handle together with the tensors that must live as long as it does."""
 
-    __slots__ = ("_tensors", "_work", "what")
+    __slots__ = ("_tensors", "_work", "operation")
 
-    def __init__(self, work: Any, what: str, *tensors: torch.Tensor) -> None:
+    def __init__(self, work: Any, operation: Operation, *tensors: torch.Tensor) -> None:
         self._work = work
         self._tensors = tensors
-        self.what = what
+        self.operation = operation
 
     def done(self) -> bool:
         return bool(self._work.is_completed())
@@ -118,6 +124,7 @@ class GlooGroup:
         self._timeout_s = timeout_s
         self._cancelled = cancelled
         self._in_flight: list[Work] = []
+        self.log = OperationLog(LANES)
 
     def all_to_all(
         self,
@@ -132,38 +139,48 @@ class GlooGroup:
         outs, ins = list(output_splits), list(input_splits)
         return self._start(
             lambda: self._lanes[lane].alltoall_base(output, input, outs, ins, dist.AllToAllOptions()),
-            f"all_to_all {label}",
+            self.log.enter(lane, "all_to_all", label, input.nbytes),
             output,
             input,
         )
 
     def all_reduce(self, tensor: torch.Tensor, lane: int, label: str) -> Pending:
-        return self._start(lambda: self._lanes[lane].allreduce([tensor]), f"all_reduce {label}", tensor)
+        operation = self.log.enter(lane, "all_reduce", label, tensor.nbytes)
+        return self._start(lambda: self._lanes[lane].allreduce([tensor]), operation, tensor)
 
     def wait(self, pending: Pending) -> None:
         assert isinstance(pending, Work)
-        deadline = time.monotonic() + self._timeout_s
+        operation, began = pending.operation, time.monotonic()
+        deadline = began + self._timeout_s
+        self.log.waiting = operation, began
         try:
             while not pending.wait(_POLL):
                 if self._cancelled():
-                    raise Abandoned(f"gave up waiting in {pending.what} on order")
+                    raise Abandoned(f"gave up waiting in {operation.what} on order")
                 if time.monotonic() > deadline:
-                    raise CollectiveFailed(f"{pending.what}: no answer from a peer in {self._timeout_s:g} s")
+                    silent = f"no answer from a peer in {self._timeout_s:g} s"
+                    raise CollectiveFailed(f"{operation.what}: {silent}")
         except (Abandoned, CollectiveFailed):
             raise
         except RuntimeError as error:
-            raise CollectiveFailed(f"{pending.what}: {_first_line(error)}") from error
+            raise CollectiveFailed(f"{operation.what}: {_first_line(error)}") from error
+        finally:
+            self.log.waiting = None
+
+    def unfinished(self) -> tuple[Operation, ...]:
+        """The operations that are entered and still under way."""
+        return tuple(work.operation for work in list(self._in_flight) if not work.done())
 
     def abandon(self) -> None:
         """Leave the group; peers that wait in it see their connections stay silent, not closed."""
         _ABANDONED.append((self._lanes, [work for work in self._in_flight if not work.done()]))
         self._in_flight = []
 
-    def _start(self, start: Callable[[], Any], what: str, *tensors: torch.Tensor) -> Work:
+    def _start(self, start: Callable[[], Any], operation: Operation, *tensors: torch.Tensor) -> Work:
         try:
-            work = self.work_type(start(), what, *tensors)
+            work = self.work_type(start(), operation, *tensors)
         except RuntimeError as error:
-            raise CollectiveFailed(f"{what}: {_first_line(error)}") from error
+            raise CollectiveFailed(f"{operation.what}: {_first_line(error)}") from error
         if len(self._in_flight) >= 64:
             self._in_flight = [w for w in self._in_flight if not w.done()]
         self._in_flight.append(work)
