@@ -7,6 +7,7 @@ points of one step: before each loss, inside each backward, and at every operati
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from worldline.data.loader import Loader
 from worldline.data.manifest import FileEntry, Manifest
 from worldline.data.plan import Plan, WindowKey
 from worldline.events import StepRecord
+from worldline.health.condition import Condition
 from worldline.storage import open_storage
 from worldline.task import Loss, Task
 from worldline.worker import engine as engine_module
@@ -155,6 +157,7 @@ def build(room: SimpleNamespace, case: Case, generation_prefix: str = "") -> Non
     room.case, room.prefix = case, generation_prefix
     room.strike, room.strike_step, room.points = None, 0, 0
     room.losses = Counter()
+    room.freed = threading.Event()
     seed_all(1)
     task = room.task = Tiny(case, lambda kind: _point(room, kind))
     model = room.model = task.build_model()
@@ -278,6 +281,18 @@ def _point(room: SimpleNamespace, kind: str) -> None:
         raise MemoryError("no memory left")
     elif strike == "error":
         raise ValueError("the task is wrong")
+    elif strike == "loop":
+        loop(room)
+
+
+def loop(room: SimpleNamespace) -> None:
+    while not room.freed.is_set():
+        pass
+
+
+def free(room: SimpleNamespace) -> None:
+    """End its loop."""
+    room.freed.set()
 
 
 # Steps by hand
@@ -429,6 +444,10 @@ def met(room: SimpleNamespace, number: int) -> Met:
 
 def abandon(room: SimpleNamespace, generation: int) -> None:
     room.runner.abandon(generation)
+
+
+def condition(room: SimpleNamespace, generation: int) -> Condition:
+    return room.runner.condition(generation)
 
 
 def halt(room: SimpleNamespace, generation: int) -> None:

@@ -25,6 +25,11 @@ class Operation(NamedTuple):
     def what(self) -> str:
         return f"{self.kind} {self.label}"
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """(lane, sequence): at the same place all ranks must enter the same."""
+        return self.lane, self.sequence
+
 
 class OperationLog:
     """The last operations of each lane, and the one that is waited in.

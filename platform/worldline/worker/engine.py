@@ -88,6 +88,11 @@ class Engine:
     def phase(self, phase: str) -> None:
         self._reduction.phase = phase
 
+    @property
+    def doing(self) -> tuple[str, float]:
+        """The phase, and since when (seconds of `time.monotonic`)."""
+        return self._reduction.doing
+
     def rehearse(self, batch: MicroBatch) -> None:
         """A step on this micro-batch, without the others: whoever calls this puts the state back."""
         self._update(self._reduction.rehearse(batch))
