@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from worldline.collective.operations import KEPT, Operation
 from worldline.health.condition import Condition
-from worldline.health.hang import deadline, diagnose
+from worldline.health.hang import accounts, deadline, diagnose
 
 GENERATION = 3
 LANES = 3
@@ -268,6 +269,33 @@ def test_words():
     assert many.culprits == tuple(range(20))
     assert "Ranks 20, 21, 22, 23 and 976 more wait in" in many.text
     assert many.text.endswith("; and 12 more.")
+
+
+def test_accounts():
+    calls = [(0, "bucket 3"), (0, "bucket 4"), (1, "x")]
+    program = [Compute(), *(action for call in calls for action in (Start(*call), Wait(0)))]
+    conditions = run([Rank(program, 5), Rank(program), Rank(program)]) | {3: None}
+    waiting = conditions[1]
+    conditions[1] = replace(waiting, unfinished=waiting.entered[-1:], stack="  File 1\n    wait()\n")
+    verdict = diagnose(conditions, GENERATION)
+    assert accounts(conditions, verdict, {0: "worker w1 on node n1"}).splitlines() == [
+        "rank 3 gave no answer",
+        "rank 0 (worker w1 on node n1) has been in phase compute for 12.0 s, after 17 completed steps, at "
+        "a.py:1 in f",
+        "  last entered: all_to_all bucket 4 (operation 1 of lane 0, 64 bytes), done",
+        "rank 1 has been in phase reduce for 12.0 s, after 17 completed steps, at a.py:1 in f",
+        "  waits for 11.0 s in all_to_all x (operation 0 of lane 1, 64 bytes)",
+        "  last entered: all_to_all bucket 4 (operation 1 of lane 0, 64 bytes), done",
+        "  last entered: all_to_all x (operation 0 of lane 1, 64 bytes), under way",
+        "  File 1",
+        "    wait()",
+        "rank 2 has been in phase reduce for 12.0 s, after 17 completed steps, at a.py:1 in f",
+        "  waits for 11.0 s in all_to_all x (operation 0 of lane 1, 64 bytes)",
+        "  last entered: all_to_all bucket 4 (operation 1 of lane 0, 64 bytes), done",
+        "  last entered: all_to_all x (operation 0 of lane 1, 64 bytes), done",
+    ]
+    many = run([Rank(program, 1 if rank < 20 else -1) for rank in range(40)])
+    assert len(re.findall("^rank ", accounts(many, diagnose(many, GENERATION)), re.MULTILINE)) == 16
 
 
 def test_a_rank_that_is_alone_is_named_and_ranks_that_all_compute_are_tied():

@@ -18,6 +18,7 @@ SILENT = (
     "gave no answer: its process is stopped, its node cannot be reached, or it is stuck in code that holds "
     "Python's lock"
 )
+THROUGH = "has stopped training with the others"
 UNDECIDED = "who is wrong cannot be told, as they are equally many"
 
 
@@ -80,6 +81,16 @@ def diagnose(
     return _different(case) or _behind(case) or _crossed(case) or _lost(case) or _busy(case)
 
 
+def accounts(
+    conditions: Mapping[int, Condition | None], verdict: Verdict, names: Mapping[int, str] | None = None
+) -> str:
+    """What each rank does, with its stack, in lines: the culprits and then the others, so many of each."""
+    culprits = [r for r in sorted(conditions) if r in verdict.culprits]
+    others = [r for r in sorted(conditions) if r not in verdict.culprits]
+    told = culprits[: words.MOST_NAMED] + others[: words.MOST_NAMED]
+    return "\n".join(words.account(rank, conditions[rank], names or {}) for rank in told)
+
+
 class _Case:
     """silent, absent, present: ranks by whether they answered and have begun the generation. through: for
     whom it has ended. waits: operation that a rank waits in.
@@ -115,8 +126,8 @@ class _Case:
 
     def doing(self, rank: int) -> str:
         if rank in self.absent:
-            return "has not begun this generation"
-        return "is through with this generation" if rank in self.through else words.does(self.present[rank])
+            return "has not begun to train with the others"
+        return THROUGH if rank in self.through else words.does(self.present[rank])
 
     def verdict(
         self,
@@ -198,13 +209,13 @@ def _behind(case: _Case) -> Verdict | None:
 def _one_more(case: _Case, late: set[int]) -> Verdict:
     """Ranks wait in what no others enter, as these have come to their end, and are at least as many."""
     tied = len(late) == len(case.waits)
+    without = f"which {words.ranks(sorted(late))} never entered"
     reasons = {
-        rank: f"waits in {words.full(o)}{words.at(case.present[rank])}, while {words.ranks(sorted(late))} "
-        f"{'is' if len(late) == 1 else 'are'} through with this generation"
+        rank: f"waits in {words.full(o)}{words.at(case.present[rank])}, {without}"
         for rank, o in case.waits.items()
     }
     if tied:
-        reasons |= dict.fromkeys(late, "is through with this generation and did not enter it")
+        reasons |= dict.fromkeys(late, THROUGH)
     return case.verdict(reasons, tied=tied)
 
 

@@ -43,6 +43,20 @@ def does(condition: Condition) -> str:
     return f"has {what} for {condition.phase_s:.1f} s, after {steps}{at(condition)}"
 
 
+def account(rank: int, condition: Condition | None, names: Mapping[int, str]) -> str:
+    """All that is known of a rank, in lines."""
+    if condition is None:
+        return f"{_who(rank, names)} gave no answer"
+    lines = [f"{_who(rank, names)} {does(condition)}"]
+    if condition.waits_in is not None:
+        lines.append(f"  waits for {condition.waits_s:.1f} s in {full(condition.waits_in)}")
+    newest = {o.lane: o for o in condition.entered}
+    for o in newest.values():
+        state = "under way" if o in condition.unfinished else "done"
+        lines.append(f"  last entered: {full(o)}, {state}")
+    return "\n".join([*lines, condition.stack.rstrip()]).rstrip()
+
+
 def at(condition: Condition) -> str:
     return f", at {condition.where}" if condition.where else ""
 
