@@ -28,7 +28,7 @@ from worldline.data.plan import Plan, WindowKey
 from worldline.events import StepRecord
 from worldline.health.condition import Condition
 from worldline.storage import open_storage
-from worldline.task import Loss, Task
+from worldline.task import Loss, Peers, Task
 from worldline.worker import engine as engine_module
 from worldline.worker.engine import Completed, Engine
 from worldline.worker.evaluate import Evaluator
@@ -61,6 +61,10 @@ class Case:
     evaluate_every: int | None = None
     storage: str = ""
     fingerprint: str = "a"
+    watched: bool = True
+    """Whether operations of the group are points where a fault may strike."""
+    after: Callable[[SimpleNamespace, int, Peers], None] | None = None
+    """What the task does after a step, with its worker's room."""
 
 
 # What is trained
@@ -124,6 +128,16 @@ class Tiny(Task):
         return {"error": (model(batch["x"], rare=True) - batch["y"]).abs().mean()}
 
 
+class Looking(Tiny):
+    """Also looks at every step that is completed."""
+
+    room: SimpleNamespace
+
+    def after_step(self, step: int, peers: Peers) -> None:
+        assert self.case.after is not None
+        self.case.after(self.room, step, peers)
+
+
 def columns(ids: np.ndarray) -> dict[str, Any]:
     def numbers(salt: int, shape: tuple[int, ...]) -> np.ndarray:
         draw = [np.random.Generator(np.random.PCG64([row, salt])).normal(size=shape) for row in ids]
@@ -159,7 +173,9 @@ def build(room: SimpleNamespace, case: Case, generation_prefix: str = "") -> Non
     room.losses = Counter()
     room.freed = threading.Event()
     seed_all(1)
-    task = room.task = Tiny(case, lambda kind: _point(room, kind))
+    kind_of_task = Looking if case.after else Tiny
+    task = room.task = kind_of_task(case, lambda kind: _point(room, kind))
+    task.room = room
     model = room.model = task.build_model()
     optimizer = task.build_optimizer(model)
     scheduler = task.build_scheduler(optimizer)
@@ -240,7 +256,8 @@ class Watched:
 def _form(room: SimpleNamespace, meeting: Meeting, cancelled: Callable[[], bool]) -> Any:
     prefix = f"{room.prefix}/{meeting.prefix}"
     group = ranks.form(room, meeting.rank, meeting.size, prefix, cancelled=cancelled)
-    return None if group is None else Watched(group, lambda kind: _point(room, kind))
+    watched = room.case.watched and group is not None
+    return Watched(group, lambda kind: _point(room, kind)) if watched else group
 
 
 # Faults

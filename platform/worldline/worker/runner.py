@@ -274,6 +274,7 @@ class Runner:
             self._mailbox.post(StateDigest(order.generation, record.step, record.state_digest))
         if self._schedule.checkpoint_due(record.step):
             self.write_checkpoint(order.generation, order.rank, len(order.ranges))
+        self._engine.after_step()
         return completed.halt
 
     def _checksum(self) -> str:
