@@ -18,6 +18,7 @@ class EventKind(StrEnum):
     RESIZED = "resized"  # an operator set world.max of the live run
     WORKER_READY = "worker_ready"  # a standby may be admitted
     WORKER_START_FAILED = "worker_start_failed"
+    HANG = "hang"  # no step was completed in time; the diagnosis names who and where
     COLLECTIVE_FAILED = "collective_failed"  # a process group broke, no member is known dead
     TASK_ERROR = "task_error"  # the user's code raised
     NONFINITE = "nonfinite"  # a loss or gradient was NaN or infinite

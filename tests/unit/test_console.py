@@ -15,6 +15,7 @@ from worldline.tracking.console import (
     PlainConsole,
     make_console,
 )
+from worldline.tracking.incidents import incidents
 from worldline.tracking.log import EVENTS, STEPS, EventLog, StepLog
 from worldline.tracking.narrate import Narrator, Sentence, Tone
 from worldline.tracking.numbers import duration
@@ -167,6 +168,18 @@ def test_the_story_of_a_loss():
         ("going on with 2 of 4 after 0.21 s while another worker starts", True),
         ("a worker joined, going on with 3 of 4 after 0.35 s", False),
     ]
+
+
+def test_the_story_of_a_hang():
+    hang = replace(LOST, kind=EventKind.HANG, reason="Rank 1 computes.", world_after=3, seconds=12.3)
+    expelled = replace(LOST, reason="rank 1 computes")
+    assert story(STARTED, hang, expelled, ASKED, FORMED) == [
+        ("3 of 4 workers start training", False),
+        ("no step for 12.30 s: Rank 1 computes.", False),
+        ("rank 1 computes", False),
+        ("going on with 2 of 4 after 0.21 s while another worker starts", True),
+    ]
+    assert [(i.event.kind, i.recovery_s) for i in incidents([hang, FORMED])] == [(EventKind.HANG, 0.2084)]
 
 
 def test_several_requests_are_one_sentence():

@@ -61,6 +61,9 @@ class Narrator:
                 return Sentence("asking Ray for another worker")
             case EventKind.WORKER_START_FAILED:
                 return Sentence(f"worker {_names(event)} could not start: {event.reason}", Tone.BAD)
+            case EventKind.HANG:
+                self._broken = True
+                return Sentence(f"no step{_took(' for', event)}: {event.reason}", Tone.BAD)
             case EventKind.COLLECTIVE_FAILED:
                 self._broken = True
                 return Sentence(f"the workers lost touch with each other: {event.reason}", Tone.BAD)

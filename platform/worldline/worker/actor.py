@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from worldline.events import StepRecord
+from worldline.health.condition import Condition
 from worldline.worker.lifeline import Anchor, Lifeline, end_process
 from worldline.worker.mailbox import Mailbox
 from worldline.worker.orders import GenerationEnd, GenerationOrder, Hello, Invitation, Reports, Setup
@@ -19,8 +20,8 @@ from worldline.world import Position
 if TYPE_CHECKING:
     from worldline.worker.build import Built
 
-TRAIN, ORDERS, REPORTS = "train", "orders", "reports"
-CONCURRENCY_GROUPS = {TRAIN: 1, ORDERS: 2, REPORTS: 1}
+TRAIN, ORDERS, REPORTS, HEALTH = "train", "orders", "reports", "health"
+CONCURRENCY_GROUPS = {TRAIN: 1, ORDERS: 2, REPORTS: 1, HEALTH: 1}
 
 
 class Worker:
@@ -98,6 +99,10 @@ class Worker:
 
     def position(self) -> Position | None:
         return self._ready().runner.position
+
+    def condition(self, generation: int) -> Condition:
+        """What the training thread does in this generation, even if it is stuck."""
+        return self._ready().runner.condition(generation)
 
     def close(self, timeout_s: float) -> bool:
         """Finish what is being written; whether that was done in time."""
