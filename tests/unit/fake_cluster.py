@@ -22,7 +22,16 @@ from worldline.control.membership import START
 from worldline.control.reference import Reference
 from worldline.control.restore import restore_point
 from worldline.control.saves import Saves
-from worldline.control.signals import Ended, Fetched, Lost, Ready, Signals, StartFailed, StepsFetched
+from worldline.control.signals import (
+    Described,
+    Ended,
+    Fetched,
+    Lost,
+    Ready,
+    Signals,
+    StartFailed,
+    StepsFetched,
+)
 from worldline.events import EvaluationRecord, EventKind, StepRecord
 from worldline.storage import open_storage
 from worldline.tracking.log import (
@@ -87,6 +96,7 @@ class Worker:
     narrates: bool = False
     halted: int = 0
     frozen: bool = False
+    condition: object = None
     taint: str = ""
     """What makes this worker's state differ."""
     outbox: list = field(default_factory=list)
@@ -164,6 +174,11 @@ class Cluster:
         elif not worker.frozen:
             items, worker.outbox = tuple(worker.outbox), []
             self.signals.post(Fetched(id, Reports(items, worker.position, "compute")))
+
+    def inquire(self, id, generation):
+        worker = self.workers.get(id)
+        if worker is not None and not worker.frozen:
+            self.signals.post(Described(id, generation, worker.condition))
 
     def steps_after(self, id, step):
         worker = self.workers.get(id)

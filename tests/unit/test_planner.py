@@ -1,17 +1,21 @@
 """Membership and planner together, through any history, in a simulated cluster."""
 
+import math
 from dataclasses import dataclass, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from worldline.collective.operations import Operation
 from worldline.control import places, planner
 from worldline.control.decisions import (
     Abandon,
+    Condemn,
     Expel,
     Form,
     Halt,
+    Inquire,
     Limits,
     Meet,
     Over,
@@ -22,12 +26,15 @@ from worldline.control.decisions import (
 )
 from worldline.control.membership import START, Drain, Gathering, Membership, MemberState, Suspicion
 from worldline.control.selection import last_call
+from worldline.health.condition import Condition
 from worldline.worker.orders import EndKind, GenerationEnd, Hello, Met
 from worldline.world import Position
 
 HELLO = Hello(1, "node", "10.0.0.1", "plan", {}, 10)
 LIMITS = Limits(min=2, max=3, standby=0, num_shards=8, start_s=60, timeout_s=30)
 LAST_STEP = 12
+PATIENCE_S = 20.0
+WAITS = Operation(0, 1, "all_to_all", "bucket 0", 64)
 
 
 @dataclass
@@ -108,7 +115,8 @@ class History(RuleBasedStateMachine):
     def one_is_suspected(self, data, seconds):
         """Of a thing that may be so or not."""
         id = data.draw(st.sampled_from(sorted(self.membership.members)))
-        self.membership = self.membership.suspected(id, Suspicion(self.now + seconds, "is not to be heard"))
+        suspicion = Suspicion(self.now + seconds, "is not to be heard", silent=data.draw(st.booleans()))
+        self.membership = self.membership.suspected(id, suspicion)
         self.drive()
 
     @precondition(lambda self: any(m.suspicion for m in self.membership.members.values()))
@@ -267,6 +275,7 @@ class History(RuleBasedStateMachine):
                 stopping=self.stopping,
                 durable=self.durable,
                 below_min_since=self.now if self.below_min_since is None else self.below_min_since,
+                patience_s=PATIENCE_S,
                 now=self.now,
             )
             if self.carry_out(decision):
@@ -328,6 +337,24 @@ class History(RuleBasedStateMachine):
                     )
                     self.leave(id)
                 return False
+            case Inquire(ids):
+                assert {m.id for m in self.membership.training} >= set(ids)
+                self.membership = self.membership.inquired(ids, self.now)
+                for id in ids:
+                    if not self.workers[id].frozen:
+                        self.membership = self.membership.described(id, self.condition(id))
+                return False
+            case Condemn(reasons):
+                for id in reasons:
+                    member, worker = self.membership.members[id], self.workers[id]
+                    assert member.suspicion or worker.frozen or worker.busy, "it is not to blame"
+                    self.leave(id)
+                if not reasons:
+                    ids = [m.id for m in self.membership.training]
+                    for id in ids:
+                        self.workers[id].told = True
+                    self.membership = self.membership.asked_to_abandon(ids, decision.diagnosis, self.now)
+                return False
             case Release(ids):
                 self.release(ids)
                 return False
@@ -368,6 +395,13 @@ class History(RuleBasedStateMachine):
             self.workers[id] = Worker()
             self.membership = self.membership.requested(id, self.now)
         assert sum(m.drain is None for m in self.membership.members.values()) >= self.limits.target
+
+    def condition(self, id):
+        """Who is busy has not come to where the others wait."""
+        generation = self.membership.generation
+        if self.workers[id].busy:
+            return Condition(generation, 1, "compute", 9.0)
+        return Condition(generation, 1, "reduce", 9.0, WAITS, 9.0, (WAITS,), (WAITS,))
 
     def release(self, ids):
         members = self.membership.members
@@ -494,15 +528,26 @@ def training(*ids):
     return ready(*ids).formed(ids, Position(0), 0.0)
 
 
-def decide(membership, limits=LIMITS, *, stopping=False, durable=-1, below_min_since=0.0, now=0.0):
-    return planner.decide(
+def decide(
+    membership,
+    limits=LIMITS,
+    *,
+    stopping=False,
+    durable=-1,
+    below_min_since=0.0,
+    patience_s=math.inf,
+    now=0.0,
+):
+    decision = planner.decide(
         membership,
         limits,
         stopping=stopping,
         durable=durable,
         below_min_since=below_min_since,
+        patience_s=patience_s,
         now=now,
     )
+    return Proceed() if decision == Proceed(math.inf) else decision
 
 
 def forms(decision):
@@ -701,6 +746,49 @@ def test_who_is_suspected_is_given_up_at_its_time_and_nothing_is_planned_before(
     assert decide(membership, stopping=True, now=4.0) == Proceed(5.0)
     assert decide(membership, now=5.0) == Expel(("b",), "gave no sign of life")
     assert decide(membership.cleared("b"), now=5.0) == Proceed()
+
+
+def condition(membership, phase="reduce", waits_in=WAITS, where=""):
+    entered = () if waits_in is None else (waits_in,)
+    return Condition(membership.generation, 1, phase, 9.0, waits_in, 9.0, entered, entered, where)
+
+
+def test_who_is_silent_goes_once_the_others_have_said_what_they_wait_for():
+    silence = Suspicion(6.5, "gave no sign of life", silent=True)
+    membership = training("a", "b", "c").suspected("b", silence)
+    assert decide(membership, now=5.0) == Inquire(("a", "c"))
+    membership = membership.inquired(("a", "c"), 5.0)
+    assert decide(membership, now=5.0) == Proceed(6.0)
+    told = membership.described("a", condition(membership)).described("c", condition(membership))
+    condemned = decide(told, now=5.1)
+    assert condemned.reasons == {"b": "gave no sign of life"}
+    assert not condemned.alive
+    assert "all_to_all bucket 0" in condemned.diagnosis
+    assert decide(membership, now=6.0).reasons == {}, "if nobody answers, who is cut off cannot be told"
+    assert decide(membership, now=6.5) == Expel(("b",), "gave no sign of life")
+
+
+def test_a_generation_that_stands_still_is_looked_into_and_who_holds_it_up_goes():
+    membership = training("a", "b")
+    assert decide(membership, patience_s=10.0, now=9.0) == Proceed(10.0)
+    assert decide(membership, patience_s=10.0, now=10.0) == Inquire(("a", "b"))
+    asked = membership.inquired(("a", "b"), 10.0)
+    loops = condition(membership, "compute", None, "model.py:7 in loss")
+    told = asked.described("a", condition(membership)).described("b", loops)
+    condemned = decide(told, patience_s=10.0, now=10.1)
+    assert list(condemned.reasons) == ["b"]
+    assert condemned.alive
+    assert "model.py:7 in loss" in condemned.diagnosis
+    assert decide(told.came_to(Position(1), 10.1), patience_s=10.0, now=10.1) == Proceed(20.1)
+
+
+def test_where_nobody_is_to_blame_all_connect_anew():
+    membership = training("a", "b")
+    asked = membership.inquired(("a", "b"), 10.0)
+    told = asked.described("a", condition(membership)).described("b", condition(membership))
+    condemned = decide(told, patience_s=10.0, now=10.1)
+    assert (condemned.reasons, condemned.alive) == ({}, False)
+    assert "network" in condemned.diagnosis
 
 
 def test_a_process_that_never_becomes_ready_does_not_hold_its_place_for_ever():

@@ -18,6 +18,7 @@ from worldline.control.lifelines import Lifelines
 from worldline.control.signals import (
     Arrived,
     Cut,
+    Described,
     Ended,
     Fetched,
     Lost,
@@ -28,7 +29,7 @@ from worldline.control.signals import (
     StepsFetched,
     Unavailable,
 )
-from worldline.worker.actor import CONCURRENCY_GROUPS, ORDERS, REPORTS, TRAIN, Worker
+from worldline.worker.actor import CONCURRENCY_GROUPS, HEALTH, ORDERS, REPORTS, TRAIN, Worker
 from worldline.worker.orders import GenerationOrder, Hello, Invitation, Setup
 
 NODE_LABEL = "ray.io/node-id"
@@ -173,6 +174,12 @@ class Cluster:
                 self._post(Fetched(id, None if error else answer.result()))
 
         self._order(id, "fetch", REPORTS, (wait_s,), done)
+
+    def inquire(self, id: str, generation: int) -> None:
+        def done(answer: Future[Any]) -> None:
+            self._post(Described(id, generation, None if answer.exception() else answer.result()))
+
+        self._order(id, "condition", HEALTH, (generation,), done)
 
     def steps_after(self, id: str, step: int) -> None:
         def done(answer: Future[Any]) -> None:

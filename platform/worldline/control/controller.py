@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -12,10 +13,12 @@ from worldline.control.budget import Budget
 from worldline.control.cluster import Cluster
 from worldline.control.decisions import (
     Abandon,
+    Condemn,
     Decision,
     Expel,
     Form,
     Halt,
+    Inquire,
     Limits,
     Meet,
     Over,
@@ -34,6 +37,7 @@ from worldline.control.saves import Saves
 from worldline.control.sensors import PULSE_S, Sensors
 from worldline.control.signals import Signals, StopRequested
 from worldline.events import EventKind
+from worldline.health.hang import deadline
 from worldline.storage import StorageError
 from worldline.tracking.status import RunState
 from worldline.worker.orders import EndKind, Hello
@@ -100,6 +104,7 @@ class Controller:
         self._pause_since: float | None = None
         self._announced = 0
         self._saving = 0
+        self._hangs: Counter[int] = Counter()  # completed steps -> hangs declared there
         self._avoided: frozenset[str] = frozenset()
 
     def run(self) -> Conclusion:
@@ -123,6 +128,7 @@ class Controller:
                 stopping=sensors.stop is not None,
                 durable=self._saves.committed,
                 below_min_since=self._see_below_min(now),
+                patience_s=self._patience_s(),
                 now=now,
             )
             if isinstance(decision, Over):
@@ -179,6 +185,12 @@ class Controller:
             case Expel(ids, reason):
                 for id in ids:
                     sensors.lose(id, reason)
+            case Inquire(ids):
+                for id in ids:
+                    self._cluster.inquire(id, generation)
+                sensors.membership = sensors.membership.inquired(ids, now)
+            case Condemn():
+                self._condemn(decision, now)
             case Release(ids):
                 self._release(ids)
             case Save():
@@ -226,6 +238,33 @@ class Controller:
     @staticmethod
     def _elsewhere(avoid: frozenset[str]) -> str:
         return f"not on node {', '.join(sorted(avoid))}, which is drained or cools down" if avoid else ""
+
+    def _patience_s(self) -> float:
+        """How long the generation may stand still: a multiple of a step's usual time, once it is known."""
+        membership, bound_s = self._sensors.membership, self._limits.timeout_s
+        progress = self._intake.progress
+        evaluates = any(m.id in progress and progress[m.id].phase == "evaluate" for m in membership.current)
+        if self._intake.formed < membership.generation or evaluates:
+            return bound_s
+        return deadline(self._line.recent_s, bound_s, self._hangs[membership.furthest.step])
+
+    def _condemn(self, condemn: Condemn, now: float) -> None:
+        sensors = self._sensors
+        membership = sensors.membership
+        self._journal.event(
+            EventKind.HANG, f"{condemn.diagnosis}\n{condemn.accounts}", workers=list(condemn.reasons)
+        )
+        self._hangs[membership.furthest.step] += 1
+        if condemn.alive:
+            sensors.budget = sensors.budget.after_hang(condemn.diagnosis)
+        for id, reason in condemn.reasons.items():
+            sensors.lose(id, reason)
+        if not condemn.reasons:
+            ids = tuple(m.id for m in membership.training if m.asked is None)
+            for id in ids:
+                self._cluster.abandon(id, membership.generation)
+            sensors.membership = membership.asked_to_abandon(ids, condemn.diagnosis, now)
+        self._pause(now, RunState.RECOVERING, condemn.diagnosis)
 
     def _release(self, ids: tuple[str, ...]) -> None:
         """They leave in order."""

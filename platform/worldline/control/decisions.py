@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from worldline.control.membership import Gathering
@@ -16,7 +17,8 @@ class Limits:
     longest a worker computes without looking up. answer_s: how long a process may be silent once it was told
     to abandon its generation. gather_s: how long ready workers wait for others, so that they start or join
     together. meet_s: how long a healthy generation is let alone for the next one to connect beside it.
-    leave_s: what a draining worker needs to leave in order, the writing of a checkpoint included.
+    leave_s: what a draining worker needs to leave in order, the writing of a checkpoint included. inquire_s:
+    how long a member has to say what it does.
     changes_a_minute: beyond so many generations, newcomers wait.
     """
 
@@ -30,6 +32,7 @@ class Limits:
     gather_s: float = 3.0
     meet_s: float = 10.0
     leave_s: float = 5.0
+    inquire_s: float = 1.0
     changes_a_minute: int = 30
 
     @property
@@ -59,6 +62,28 @@ class Expel:
 
     ids: tuple[str, ...]
     reason: str
+
+
+@dataclass(frozen=True)
+class Inquire:
+    """The generation does not go on: its members must say what they do."""
+
+    ids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Condemn:
+    """It is known why the generation does not go on.
+
+    reasons: of those who are to blame, by worker; they are out. If there are none, all members must form the
+    next generation anew. alive: whether those to blame answered, so that it is their code that hangs.
+    diagnosis: for people, a paragraph; accounts: what each member does, in lines.
+    """
+
+    reasons: Mapping[str, str]
+    alive: bool
+    diagnosis: str
+    accounts: str
 
 
 @dataclass(frozen=True)
@@ -119,4 +144,4 @@ class Over:
     """Nobody trains, and nobody shall: the line is finished or was stopped."""
 
 
-Decision = Proceed | Abandon | Expel | Release | Save | Meet | Halt | Form | Wait | Over
+Decision = Proceed | Abandon | Expel | Inquire | Condemn | Release | Save | Meet | Halt | Form | Wait | Over

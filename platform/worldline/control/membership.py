@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 
+from worldline.health.condition import Condition
 from worldline.worker.orders import EndKind, GenerationEnd, Hello, Met
 from worldline.world import Position, ShardRange
 
@@ -45,10 +46,12 @@ class Drain:
 
 @dataclass(frozen=True)
 class Suspicion:
-    """What speaks against a worker; it is given up at `deadline` unless it is heard again."""
+    """What speaks against a worker; it is given up at `deadline` unless it is heard again. silent: whether it
+    gives no sign of life, so that the others cannot go on."""
 
     deadline: float
     reason: str
+    silent: bool = False
 
 
 @dataclass(frozen=True)
@@ -126,13 +129,27 @@ class Gathering:
 
 
 @dataclass(frozen=True)
+class Inquiry:
+    """Every member of a generation that does not go on is asked what it does. answers: by worker."""
+
+    since: float
+    ids: tuple[str, ...]
+    answers: Mapping[str, Condition | None] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        return self.answers.keys() >= set(self.ids)
+
+
+@dataclass(frozen=True)
 class Membership:
     """All workers that are not out, and what befell the current generation.
 
     generation: 0 before the first. position: where it began. trouble: why it cannot go on, empty while it
     can. lost: how many of its members are out. halting: since when its members are told to stop at a border.
     gathering: for the generation after this one. changes: when the generations of the last minute were
-    formed.
+    formed. furthest, moved: the position that some member was heard of at, and when that was first. inquiry:
+    what is found out if it does not move.
     """
 
     members: Mapping[str, Member] = field(default_factory=dict)
@@ -143,6 +160,9 @@ class Membership:
     halting: float | None = None
     gathering: Gathering | None = None
     changes: tuple[float, ...] = ()
+    furthest: Position = START
+    moved: float = 0.0
+    inquiry: Inquiry | None = None
 
     def in_state(self, state: MemberState) -> list[Member]:
         """Members by rank, others in the order of their coming into this state."""
@@ -237,6 +257,22 @@ class Membership:
             return self
         return self._with(replace(member, heard=now))
 
+    def came_to(self, position: Position, now: float) -> Membership:
+        """A member was heard of there."""
+        if position <= self.furthest:
+            return self
+        return replace(self, furthest=position, moved=now, inquiry=None)
+
+    def inquired(self, ids: Sequence[str], now: float) -> Membership:
+        return replace(self, inquiry=Inquiry(now, tuple(ids)))
+
+    def described(self, id: str, condition: Condition | None) -> Membership:
+        """A member says what it does; None if it cannot."""
+        if self.inquiry is None or id not in self.inquiry.ids:
+            return self
+        answers = {**self.inquiry.answers, id: condition}
+        return replace(self, inquiry=replace(self.inquiry, answers=answers))
+
     def asked_to_meet(self, gathering: Gathering) -> Membership:
         return replace(self, gathering=gathering)
 
@@ -282,7 +318,9 @@ class Membership:
             else:
                 members[id] = member
         changes = (*(at for at in self.changes if at > now - 60), now)
-        return Membership(members, self.generation + 1, position, changes=changes)
+        return Membership(
+            members, self.generation + 1, position, changes=changes, furthest=position, moved=now
+        )
 
     def renumbered(self) -> Membership:
         """Nobody trains, and the next generation's number is used for something else."""

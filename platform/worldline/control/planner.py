@@ -18,6 +18,7 @@ from worldline.control.decisions import (
     Save,
     Wait,
 )
+from worldline.control.judgement import inquire
 from worldline.control.membership import Gathering, Member, Membership, MemberState
 from worldline.control.selection import change_at, choose, last_call, superfluous, wait_for_others
 from worldline.worker.orders import EndKind
@@ -38,12 +39,14 @@ def decide(
     stopping: bool,
     durable: int,
     below_min_since: float,
+    patience_s: float,
     now: float,
 ) -> Decision:
     """The one next thing to do.
 
     durable: step of the newest checkpoint, -1 if there is none. below_min_since: since when there have been
-    fewer than min ready workers.
+    fewer than min ready workers. patience_s: how long a generation may stand still before its members are
+    asked what they do.
     """
     training = membership.training
     overdue = _overdue(membership, limits, now)
@@ -52,12 +55,13 @@ def decide(
     if training and membership.trouble:
         decision = _collect(membership, training, limits, now)
     elif training:
-        decision = _tend(membership, training, limits, stopping, now)
+        amiss = inquire(membership, limits, patience_s, now)
+        decision = amiss or _tend(membership, training, limits, stopping, now)
     elif stopping or any(m.end is not None and m.end.kind is EndKind.FINISHED for m in membership.current):
         return Over()
     else:
         decision = _form(membership, limits, durable, below_min_since, now)
-    return _look_up(decision, membership, limits)
+    return _look_up(decision, membership, limits, patience_s)
 
 
 def _overdue(membership: Membership, limits: Limits, now: float) -> Decision | None:
@@ -73,11 +77,13 @@ def _overdue(membership: Membership, limits: Limits, now: float) -> Decision | N
     return Release(unneeded) if unneeded else None
 
 
-def _look_up(decision: Decision, membership: Membership, limits: Limits) -> Decision:
+def _look_up(decision: Decision, membership: Membership, limits: Limits, patience_s: float) -> Decision:
     """No wait is longer than until somebody's deadline."""
     if not isinstance(decision, Proceed | Wait):
         return decision
     deadlines = [m.suspicion.deadline for m in membership.members.values() if m.suspicion is not None]
+    if membership.training and not membership.trouble and membership.inquiry is None:
+        deadlines.append(membership.moved + patience_s)
     deadlines += [m.since + limits.start_s for m in membership.in_state(MemberState.STARTING)]
     if isinstance(decision, Wait):
         return replace(decision, look=min([decision.until, *deadlines]))
@@ -109,7 +115,11 @@ def _collect(membership: Membership, training: list[Member], limits: Limits, now
 
 
 def _tend(
-    membership: Membership, training: list[Member], limits: Limits, stopping: bool, now: float
+    membership: Membership,
+    training: list[Member],
+    limits: Limits,
+    stopping: bool,
+    now: float,
 ) -> Decision:
     """A healthy generation: halt it to stop, or to go on with others than now once those are connected."""
     ids = tuple(m.id for m in training)

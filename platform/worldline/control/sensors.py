@@ -13,6 +13,7 @@ from worldline.control.membership import Drain, Member, Membership, MemberState,
 from worldline.control.signals import (
     Arrived,
     Cut,
+    Described,
     Ended,
     Fetched,
     Heard,
@@ -30,8 +31,11 @@ from worldline.control.signals import (
 )
 from worldline.events import EventKind
 from worldline.worker.orders import EndKind, GenerationEnd, Hello, Met
+from worldline.world import Position
 
 PULSE_S = 0.1
+TELL_S = 1.5
+"""How long a silent worker is kept, for the others to tell what they wait for."""
 PROVEN_S = 20.0
 """A worker that is lost sooner after it was admitted speaks against its node."""
 DOUBT_S = 2.0
@@ -124,10 +128,15 @@ class Sensors:
             case Fetched():
                 if signal.reports is not None:
                     self.membership = self.membership.heard(signal.id, now)
+                    self._see_position(signal.id, signal.reports.position, now)
                     for item in signal.reports.items:
                         if isinstance(item, Met):
                             self.membership = self.membership.met(signal.id, item)
                 self._intake.fetched(signal, self.membership.members.get(signal.id), now)
+            case Described() if signal.generation == self.membership.generation:
+                self.membership = self.membership.described(signal.id, signal.condition)
+            case Described():
+                pass
             case StepsFetched():
                 self._intake.steps_fetched(signal, self.membership.members.get(signal.id))
             case SaveEnded():
@@ -159,13 +168,18 @@ class Sensors:
             EventKind.DRAINING, f"{who} shall leave within {lead_s:.0f} s: {reason}", workers=ids
         )
 
+    def _see_position(self, id: str, position: Position | None, now: float) -> None:
+        member = self.membership.members.get(id)
+        if member is not None and member.training and position is not None:
+            self.membership = self.membership.came_to(position, now)
+
     def _suspect(self, signal: Silent | Unavailable, now: float) -> None:
         member = self.membership.members.get(signal.id)
         if member is None or member.state is MemberState.STARTING:
             return  # who imports and builds may be deaf for long
         if isinstance(signal, Silent):
             reason = f"gave no sign of life for {signal.seconds:.1f} s: frozen, or cut off"
-            suspicion = Suspicion(now, reason)
+            suspicion = Suspicion(now + TELL_S, reason, silent=True)
         else:
             suspicion = Suspicion(now + DOUBT_S, f"could not be reached for {DOUBT_S:g} s: {signal.reason}")
         self.membership = self.membership.suspected(signal.id, suspicion)

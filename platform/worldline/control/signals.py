@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from worldline.events import StepRecord
+from worldline.health.condition import Condition
 from worldline.worker.orders import GenerationEnd, Hello, Reports
 
 
@@ -91,6 +92,15 @@ class Fetched:
 
 
 @dataclass(frozen=True)
+class Described:
+    """What a worker's training thread does, or None if it could not say."""
+
+    id: str
+    generation: int
+    condition: Condition | None
+
+
+@dataclass(frozen=True)
 class StepsFetched:
     """Step records asked for to fill a gap, or None if the worker could not give any."""
 
@@ -133,6 +143,7 @@ Signal = (
     | Lost
     | Ended
     | Fetched
+    | Described
     | StepsFetched
     | SaveEnded
     | StopRequested
