@@ -25,6 +25,8 @@ class EventKind(StrEnum):
     RESTORED = "restored"  # state came from a checkpoint
     DEGRADED = "degraded"  # a promise holds less than configured, with the reason
     STOP_REQUESTED = "stop_requested"
+    RESIZED = "resized"  # somebody asked for another number of workers
+    FAULT_INJECTED = "fault_injected"  # the fault script did something to a worker
     FINISHED = "finished"
     FAILED = "failed"
     STOPPED = "stopped"

@@ -77,6 +77,10 @@ class Narrator:
                 return Sentence(f"note: {event.reason}")
             case EventKind.STOP_REQUESTED:
                 return Sentence(f"stopping: {event.reason}")
+            case EventKind.RESIZED:
+                return Sentence(event.reason)
+            case EventKind.FAULT_INJECTED:
+                return Sentence(f"fault script: {event.reason}")
         return None
 
     def _formed(self, event: Event, most: int) -> Sentence:
