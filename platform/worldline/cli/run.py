@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from worldline.cli.options import job_argument, set_option, storage_option
+from worldline.cli.options import DEFAULT_STORAGE, job_argument, set_option, storage_option
 
 TRY_AGAIN = 75
 
@@ -36,11 +36,16 @@ def _run(job_file: Path, overrides: tuple[str, ...], storage: str | None, resume
     from worldline.api import train
     from worldline.checkpoint.manifest import CheckpointError
     from worldline.control.lease import LeaseHeld
-    from worldline.job.load import load_job, search_path
-    from worldline.storage import StorageError
+    from worldline.job.load import JobError, load_job, search_path
+    from worldline.storage import StorageError, open_storage
     from worldline.tracking.console import make_console
 
     job = load_job(job_file, overrides)
+    try:
+        open_storage(storage or job.checkpoint.storage or DEFAULT_STORAGE)
+    except StorageError as error:
+        key = "--storage" if storage else "checkpoint.storage"
+        raise JobError([f"{key}: {error}; give a folder that all nodes see"]) from error
     try:
         result = train(
             job,
