@@ -164,13 +164,16 @@ def test_what_has_no_answer_at_the_end_is_refused(desk) -> None:
     taken = desk.ask(RESIZE)
     desk.inbox.look()
     late = desk.ask(RESIZE)
-    desk.inbox.close()
-    outcomes = [requests.take_answer(desk.storage, name) for name in (taken, late)]
+    desk.inbox.end()
+    outcomes = [desk.answer(name) for name in (taken, late)]
     assert outcomes == [
         Answered(Outcome.TRY_AGAIN, "attempt 2 ended before it was done"),
         Answered(Outcome.TRY_AGAIN, "attempt 2 is ending"),
     ]
     assert len(desk.posted) == 1
+    last = desk.ask(RESIZE)
+    desk.inbox.close()
+    assert requests.take_answer(desk.storage, last) == outcomes[1]
 
 
 def test_the_thread_does_it_by_itself_and_ends(tmp_path) -> None:

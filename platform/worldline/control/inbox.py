@@ -45,11 +45,12 @@ def signal_of(request: Request, answer: Answer) -> Signal:
 class Inbox:
     """Looks into the run's requests, in a thread of its own, so that no storage holds the controller up.
 
-    Protocol: `start` once this attempt has the run, `close` when it ends: what has no answer then is refused.
-    Each request becomes one signal; who takes that in calls its `answer` once, from any thread, which costs
-    nothing, and this thread writes it down. What cannot be understood, or was asked of an earlier attempt, is
-    refused here. What is addressed to a later attempt is left alone: then this driver has lost the run. A
-    storage that fails is asked again at the next look; a request is never handed on twice.
+    Protocol: `start` once this attempt has the run; `end` when nobody takes signals in any more: from then on
+    what has no answer and what comes is refused; `close` when the run's end is written down. Each request
+    becomes one signal; who takes that in calls its `answer` once, from any thread, which costs nothing, and
+    this thread writes it down. What cannot be understood, or was asked of an earlier attempt, is refused
+    here. What is addressed to a later attempt is left alone: then this driver has lost the run. A storage
+    that fails is asked again at the next look; a request is never handed on twice.
 
     A test may call `look` instead of `start`.
     """
@@ -73,26 +74,33 @@ class Inbox:
         self._unwritten: deque[tuple[str, Answered]] = deque()
         self._kept: deque[tuple[float, str]] = deque()
         self._failing = False
+        self._ending = threading.Event()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="inbox", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
+    def end(self) -> None:
+        self._ending.set()
+        self._answers.put(None)
+
     def close(self) -> None:
         """At most about `CLOSE_S`, then a storage that hangs is left to hang."""
         self._closing.set()
-        self._answers.put(None)
+        self.end()
         if self._thread.is_alive():
             self._thread.join(CLOSE_S)
         else:
-            self._refuse_the_rest()
+            self.look()
 
     def look(self) -> None:
         """Hand on what is new, write down what was answered, remove what nobody came for."""
         try:
             self._write_answers()
             self._find_requests()
+            if self._ending.is_set():
+                self._refuse_the_rest()
             self._write_answers()  # what was answered at once
             self._remove_old_answers()
         except StorageError as error:
@@ -109,15 +117,11 @@ class Inbox:
             self.look()
             with contextlib.suppress(queue.Empty):
                 self._take_in(self._answers.get(timeout=self._poll_s))
-        self._refuse_the_rest()
+        self.look()
 
     def _refuse_the_rest(self) -> None:
-        self._closing.set()
-        self.look()
-        with contextlib.suppress(StorageError):
-            for name in requests.waiting(self._storage):
-                self._say(name, Outcome.TRY_AGAIN, f"attempt {self._attempt} ended before it was done")
-            self._write_answers()
+        for name in requests.waiting(self._storage):
+            self._say(name, Outcome.TRY_AGAIN, f"attempt {self._attempt} ended before it was done")
 
     def _find_requests(self) -> None:
         for name in requests.waiting(self._storage):
@@ -140,7 +144,7 @@ class Inbox:
         if request.attempt < self._attempt:
             sentence = f"it was asked of attempt {request.attempt}, and this is attempt {self._attempt}"
             self._say(name, Outcome.TRY_AGAIN, sentence)
-        elif self._closing.is_set():
+        elif self._ending.is_set():
             self._say(name, Outcome.TRY_AGAIN, f"attempt {self._attempt} is ending")
         else:
             self._post(signal_of(request, self._answer_to(name)))
