@@ -36,6 +36,8 @@ RUN, ALONE = "soak", "alone"
 START_S = 180.0
 STOP_S = 120.0
 TRY_AGAIN = 75
+LONGEST = 12
+"""Workers that are shown: those who lived through most regroups."""
 
 
 def main() -> None:
@@ -140,8 +142,8 @@ class Soak:
     def report(self, samples: list[Sample]) -> None:
         for kind, num in sorted(self._kinds.items()):
             print(f"{num:>6} {kind}")
-        rows = growth(samples)
-        print("\n".join(table(rows)))
+        rows = sorted(growth(samples), key=lambda row: (row.process != "driver", -row.regroups))
+        print("\n".join(table(rows[: 1 + LONGEST])))
         workers = [sample for sample in samples if sample.process != "driver"]
         slopes = together(workers)
         if slopes is not None:

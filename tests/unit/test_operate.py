@@ -126,7 +126,7 @@ def test_a_driver_that_does_not_answer(tmp_path) -> None:
     StatusWriter(tmp_path / "a").write(STATUS, now=True)
     result = worldline("resize", "a", 1, "--storage", tmp_path, "--timeout", 0.2)
     assert result.exit_code == 75
-    assert "did not answer within 0.2 s: the request is withdrawn" in said(result)
+    assert "the driver of a, which is running, did not answer within 0.2 s" in said(result)
     assert LocalStorage(tmp_path / "a").list("requests/") == []
 
 

@@ -141,8 +141,8 @@ class LiveRun:
                 return status
             if time.monotonic() >= self._deadline:
                 raise TryAgain(
-                    f"{self.run} is still {status.state.lower()} at step {status.step} after "
-                    f"{self._timeout_s:g} s; it goes on stopping{_because(status)}"
+                    f"{self.run} is still {status.state.lower()}{_because(status)} at step {status.step} "
+                    f"after {self._timeout_s:g} s; it goes on stopping"
                 )
             time.sleep(POLL_S)
 
@@ -157,8 +157,9 @@ class LiveRun:
                 return Answered(Outcome.TRY_AGAIN, f"too late: {self.how_it_ended(status)}")
             if time.monotonic() >= self._deadline:
                 raise TryAgain(
-                    f"the driver of {self.run} did not answer within {self._timeout_s:g} s: the request is "
-                    f"withdrawn, and if it was taken, `worldline status` will show it{_because(status)}"
+                    f"the driver of {self.run}, which is {status.state.lower()}{_because(status)}, did not "
+                    f"answer within {self._timeout_s:g} s: the request is withdrawn; if it was taken after "
+                    "all, `worldline status` will show it"
                 )
             time.sleep(POLL_S)
 
