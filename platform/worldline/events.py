@@ -15,7 +15,6 @@ class EventKind(StrEnum):
     WORKER_REQUESTED = "worker_requested"
     DRAINING = "draining"  # workers shall leave by a deadline
     WORKER_RELEASED = "worker_released"  # it left as planned, or was more than is wanted
-    RESIZED = "resized"  # an operator set world.max of the live run
     WORKER_READY = "worker_ready"  # a standby may be admitted
     WORKER_START_FAILED = "worker_start_failed"
     HANG = "hang"  # no step was completed in time; the diagnosis names who and where
@@ -29,6 +28,8 @@ class EventKind(StrEnum):
     RESTORED = "restored"  # state came from a checkpoint
     DEGRADED = "degraded"  # a promise holds less than configured, with the reason
     STOP_REQUESTED = "stop_requested"
+    RESIZED = "resized"  # somebody asked for another number of workers
+    FAULT_INJECTED = "fault_injected"  # the fault script did something to a worker
     FINISHED = "finished"
     FAILED = "failed"
     STOPPED = "stopped"

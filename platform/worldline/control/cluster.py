@@ -187,6 +187,10 @@ class Cluster:
 
         self._order(id, "steps_after", ORDERS, (step,), done)
 
+    def harm(self, id: str, number: int, resume_s: float | None) -> None:
+        """Have the worker send itself a signal, for a fault script."""
+        self._order(id, "harm", ORDERS, (number, resume_s))
+
     def kill(self, id: str) -> None:
         """End the worker's process, also if it is frozen, where it can be reached."""
         pid = self._local.get(id)

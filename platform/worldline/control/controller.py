@@ -28,10 +28,12 @@ from worldline.control.decisions import (
     Wait,
 )
 from worldline.control.ending import FAILED, FINISHED, TRY_AGAIN, Conclusion, Ending
+from worldline.control.injector import Injector
 from worldline.control.intake import Intake
 from worldline.control.journal import Journal
 from worldline.control.line import Line
 from worldline.control.membership import MemberState
+from worldline.control.operators import Operators
 from worldline.control.restore import RestorePoint
 from worldline.control.saves import Saves
 from worldline.control.sensors import PULSE_S, Sensors
@@ -63,6 +65,8 @@ class Parts:
     refuse: Callable[[Hello], str]
     """Why a new worker may not take part, empty if it may."""
     budget: Budget
+    injector: Injector | None = None
+    """Makes go wrong what a fault script says."""
     clock: Callable[[], float] = field(default=time.monotonic)
 
 
@@ -99,6 +103,8 @@ class Controller:
         self._ending = Ending(
             self._sensors, parts.cluster, parts.intake, parts.line, parts.saves, parts.clock
         )
+        self._operators = Operators(self._sensors, parts.journal)
+        self._injector = parts.injector
         self._dead_end: Conclusion | None = None
         self._below_min_since: float | None = None
         self._pause_since: float | None = None
@@ -122,6 +128,8 @@ class Controller:
             conclusion = self._verdict()
             if conclusion is not None:
                 return conclusion
+            self._limits = self._operators.hear(self._limits)
+            self._inject(now)
             decision = planner.decide(
                 sensors.membership,
                 self._limits,
@@ -136,6 +144,11 @@ class Controller:
             until = self._act(decision, now)
             sensors.listen(now if until is None else until)
             self._announce()
+
+    def _inject(self, now: float) -> None:
+        if self._injector is not None:
+            ranks = {m.rank: m.id for m in self._sensors.membership.current}
+            self._injector.strike(self._line.last_step, now, ranks, self._limits.max)
 
     def _verdict(self) -> Conclusion | None:
         """Whether it is over, and how, where that does not depend on the plan."""

@@ -14,12 +14,14 @@ from worldline.control.signals import (
     Arrived,
     Cut,
     Described,
+    DrainRequested,
     Ended,
     Fetched,
     Heard,
     LeaseLost,
     Lost,
     Ready,
+    Resize,
     SaveEnded,
     Signal,
     Signals,
@@ -68,6 +70,8 @@ class Sensors:
         self.last_failure = ""
         """Why the newest worker that did not become ready did not; empty after one did."""
         self.cooling = Cooling()
+        self.requests: list[Resize | DrainRequested] = []
+        """What operators ask for and nobody has answered yet."""
         self.request_from = 0.0
         """No worker is to be requested before this time."""
         self._signals = signals
@@ -144,6 +148,8 @@ class Sensors:
             case StopRequested():
                 self.stop = self.stop or signal
                 self._journal.event(EventKind.STOP_REQUESTED, signal.reason)
+            case Resize() | DrainRequested():
+                self.requests.append(signal)
             case LeaseLost():
                 self.lease_lost = signal.reason
                 self._journal.mute()

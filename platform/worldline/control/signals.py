@@ -132,6 +132,32 @@ class LeaseLost:
     reason: str
 
 
+Answer = Callable[[bool, str], None]
+"""Tells who asked whether it will be done, and a sentence about it. From any thread, at once; the first call
+counts."""
+
+
+@dataclass(frozen=True)
+class Resize:
+    """The world shall have `workers` members from now on. by: who asks for it."""
+
+    workers: int
+    by: str
+    answer: Answer
+
+
+@dataclass(frozen=True)
+class DrainRequested:
+    """The worker, or the workers of the node, that `target` names shall leave in order within `lead_s`
+    seconds. by: who asks for it.
+    """
+
+    target: str
+    lead_s: float
+    by: str
+    answer: Answer
+
+
 Signal = (
     Arrived
     | Cut
@@ -148,6 +174,8 @@ Signal = (
     | SaveEnded
     | StopRequested
     | LeaseLost
+    | Resize
+    | DrainRequested
 )
 Post = Callable[[Signal], None]
 

@@ -53,8 +53,6 @@ class Narrator:
                 return Sentence(event.reason, Tone.BAD)
             case EventKind.WORKER_RELEASED if self._trains:
                 return Sentence(f"{_names(event)} left: {event.reason}")
-            case EventKind.RESIZED:
-                return Sentence(event.reason)
             case EventKind.WORKER_REQUESTED if self._broken:
                 self._replacing = True
             case EventKind.WORKER_REQUESTED if self._trains and not asked:
@@ -86,6 +84,10 @@ class Narrator:
                 return Sentence(f"note: {event.reason}")
             case EventKind.STOP_REQUESTED:
                 return Sentence(f"stopping: {event.reason}")
+            case EventKind.RESIZED:
+                return Sentence(event.reason)
+            case EventKind.FAULT_INJECTED:
+                return Sentence(f"fault script: {event.reason}")
         return None
 
     def _formed(self, event: Event, most: int) -> Sentence:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import queue
+import subprocess
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -103,6 +104,14 @@ class Worker:
     def condition(self, generation: int) -> Condition:
         """What the training thread does in this generation, even if it is stuck."""
         return self._ready().runner.condition(generation)
+
+    def harm(self, number: int, resume_s: float | None) -> None:
+        """Send this process the signal that a fault script asks for, wherever it runs. resume_s: a process
+        that is stopped goes on after so many seconds; it cannot do that itself.
+        """
+        if resume_s is not None:
+            subprocess.Popen(["sh", "-c", f"sleep {resume_s:g}; kill -CONT {os.getpid()}"])
+        os.kill(os.getpid(), number)
 
     def close(self, timeout_s: float) -> bool:
         """Finish what is being written; whether that was done in time."""
