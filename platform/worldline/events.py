@@ -13,6 +13,9 @@ class EventKind(StrEnum):
     GENERATION_FORMED = "generation_formed"  # a new process group trains
     WORKER_LOST = "worker_lost"  # a member died or did not answer
     WORKER_REQUESTED = "worker_requested"
+    DRAINING = "draining"  # workers shall leave by a deadline
+    WORKER_RELEASED = "worker_released"  # it left as planned, or was more than is wanted
+    RESIZED = "resized"  # an operator set world.max of the live run
     WORKER_READY = "worker_ready"  # a standby may be admitted
     WORKER_START_FAILED = "worker_start_failed"
     HANG = "hang"  # no step was completed in time; the diagnosis names who and where

@@ -204,6 +204,17 @@ class Scenario(Records):
         self.until(lambda: len(self._notes(f"held-{place}-*")) >= num, f"{num} at {place}")
         return sorted(self._notes(f"held-{place}-*"))
 
+    def lead_to(self, place: str) -> list[int]:
+        """Let step after step complete until somebody waits at this place: the processes that do."""
+
+        def there() -> bool:
+            return bool(self._notes(f"held-{place}-*"))
+
+        while not there():
+            self.open(self._gate_step() + 1)
+            self.until(lambda: there() or self._held() == self._gate_step(), place)
+        return self.held(place)
+
     def release(self, place: str) -> Self:
         (self.folder / f"hold-{place}").unlink()
         for note in self.folder.glob(f"held-{place}-*"):

@@ -34,10 +34,10 @@ def test_deaths_at_delicate_moments(scenario, undisturbed) -> None:
     run = scenario(EVERYTHING, workers=3, checkpoint__every_steps=20).start()
     # While a generation forms: the newcomer, who receives the state; then rank 0, who sends it.
     run.at(step=4).kill(rank=2).more(steps=1)
-    run.hold("load").joiners().open(step=8)
-    run.kill_processes(*run.held("load")).release("load").at(step=8)
-    run.hold("load").joiners().open(step=11).held("load")
-    run.kill(rank=0).release("load").at(step=11).grow()
+    run.hold("load").joiners()
+    run.kill_processes(*run.lead_to("load")).release("load").more(steps=1)
+    run.hold("load").joiners().lead_to("load")
+    run.kill(rank=0).release("load").more(steps=1).grow()
     # While the checkpoint of step 20 is written: the others' parts are there already.
     run.at(step=19).hold("state-20", run.members[1]).open(step=20).held("state-20")
     run.until(lambda: len(run.parts(20)) == 2, "two parts")

@@ -14,11 +14,11 @@ from worldline.checkpoint.manifest import directory, part_name
 from worldline.checkpoint.part import write_part
 from worldline.control.budget import Budget
 from worldline.control.controller import Controller, Parts
+from worldline.control.decisions import Limits
 from worldline.control.intake import Intake
 from worldline.control.journal import Journal
 from worldline.control.line import Line
 from worldline.control.membership import START
-from worldline.control.planner import Limits
 from worldline.control.reference import Reference
 from worldline.control.restore import restore_point
 from worldline.control.saves import Saves
@@ -125,7 +125,7 @@ class Cluster:
 
     # As the controller sees it
 
-    def request(self):
+    def request(self, avoid=()):
         self.count += 1
         id = f"w{self.count}"
         self.workers[id] = Worker(id, self.clock() + START_S)
@@ -172,6 +172,9 @@ class Cluster:
 
     def kill(self, id):
         self.killed.append(id)
+        self.workers.pop(id, None)
+
+    def dismiss(self, id):
         self.workers.pop(id, None)
 
     def dismiss_all(self):

@@ -7,15 +7,28 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from worldline.checkpoint.manifest import CheckpointError
-from worldline.control import planner
+from worldline.control import places, planner
 from worldline.control.budget import Budget
 from worldline.control.cluster import Cluster
+from worldline.control.decisions import (
+    Abandon,
+    Decision,
+    Expel,
+    Form,
+    Halt,
+    Limits,
+    Meet,
+    Over,
+    Proceed,
+    Release,
+    Save,
+    Wait,
+)
 from worldline.control.ending import FAILED, FINISHED, TRY_AGAIN, Conclusion, Ending
 from worldline.control.intake import Intake
 from worldline.control.journal import Journal
 from worldline.control.line import Line
 from worldline.control.membership import MemberState
-from worldline.control.planner import Abandon, Decision, Expel, Form, Halt, Limits, Meet, Over, Proceed, Wait
 from worldline.control.restore import RestorePoint
 from worldline.control.saves import Saves
 from worldline.control.sensors import PULSE_S, Sensors
@@ -86,6 +99,8 @@ class Controller:
         self._below_min_since: float | None = None
         self._pause_since: float | None = None
         self._announced = 0
+        self._saving = 0
+        self._avoided: frozenset[str] = frozenset()
 
     def run(self) -> Conclusion:
         """Drive the run until it ends. All workers are gone when this returns or raises."""
@@ -139,7 +154,7 @@ class Controller:
     def _see_below_min(self, now: float) -> float:
         """Since when there have been fewer than min ready workers; now, if there are enough."""
         membership = self._sensors.membership
-        ready = len(membership.members) - len(membership.in_state(MemberState.REQUESTED))
+        ready = len(membership.current) + len(membership.in_state(MemberState.STANDBY))
         if ready >= self._limits.min:
             self._below_min_since = None
         elif self._below_min_since is None:
@@ -153,9 +168,9 @@ class Controller:
             case Proceed(until):
                 self._top_up(now)
                 return now + PULSE_S if until is None else until
-            case Wait(reason, until):
+            case Wait():
                 if not self._top_up(now):
-                    return self._wait(reason, until, now)
+                    return self._wait(decision, now)
             case Abandon(ids, reason):
                 self._pause(now, RunState.RECOVERING, reason)
                 for id in ids:
@@ -164,9 +179,14 @@ class Controller:
             case Expel(ids, reason):
                 for id in ids:
                     sensors.lose(id, reason)
+            case Release(ids):
+                self._release(ids)
+            case Save():
+                self._top_up(now)
+                return self._save(decision, now)
             case Meet(gathering):
                 step = self._line.last_step + 1
-                invitations = planner.invitations(gathering, sensors.membership, self._limits, step)
+                invitations = places.invitations(gathering, sensors.membership, self._limits, step)
                 for id, invitation in invitations.items():
                     self._cluster.meet(id, invitation)
                 sensors.membership = sensors.membership.asked_to_meet(gathering)
@@ -190,15 +210,47 @@ class Controller:
         under_way = membership.trouble or self._intake.formed < membership.generation
         if sensors.stop is not None or (membership.training and under_way) or now < sensors.request_from:
             return 0
+        below_min = self._below_min_since is not None
+        avoid = sensors.cooling.closed if below_min else sensors.cooling.avoided(now)
+        pending = {m.id for m in sensors.membership.in_state(MemberState.REQUESTED)}
+        if avoid != self._avoided:
+            sensors.let_go(tuple(pending))  # they were asked for with other nodes in view
+            self._avoided = avoid
         missing = planner.missing(sensors.membership, self._limits)
         for _ in range(missing):
-            id = self._cluster.request()
+            id = self._cluster.request(avoid)
             sensors.membership = sensors.membership.requested(id, now)
-            self._journal.event(EventKind.WORKER_REQUESTED, workers=[id])
+            self._journal.event(EventKind.WORKER_REQUESTED, self._elsewhere(avoid), workers=[id])
         return missing
 
-    def _wait(self, reason: str, until: float, now: float) -> float | None:
-        if now >= until:
+    @staticmethod
+    def _elsewhere(avoid: frozenset[str]) -> str:
+        return f"not on node {', '.join(sorted(avoid))}, which is drained or cools down" if avoid else ""
+
+    def _release(self, ids: tuple[str, ...]) -> None:
+        """They leave in order."""
+        members = self._sensors.membership.members
+        for id in ids:
+            drain = members[id].drain
+            reason = drain.reason if drain is not None else "more workers than are wanted"
+            self._journal.event(EventKind.WORKER_RELEASED, reason, workers=[id])
+        self._sensors.let_go(ids)
+
+    def _save(self, save: Save, now: float) -> float:
+        """Have the state written that leaves with the last who hold it; once for each number."""
+        sensors = self._sensors
+        self._journal.state(RunState.DRAINING, f"saving the state of step {save.position.step}")
+        if sensors.membership.generation != self._saving and not self._saves.pending(save.position.step):
+            sensors.membership = sensors.membership.renumbered()
+            self._saving = sensors.membership.generation
+            self._intake.expect(save.position.step)
+            for part, id in enumerate(save.ids):
+                self._cluster.write_checkpoint(id, self._saving, part, len(save.ids))
+        return min(save.until, now + PULSE_S)
+
+    def _wait(self, wait: Wait, now: float) -> float | None:
+        reason = wait.reason
+        if now >= wait.until:
             last = f"; last: {self._sensors.last_failure}" if self._sensors.last_failure else ""
             self._sensors.stop = StopRequested(
                 f"{reason}; gave up after {self._limits.start_s:g} s{last}", TRY_AGAIN
@@ -206,10 +258,11 @@ class Controller:
             return None
         if self._sensors.membership.generation == 0:
             self._journal.state(RunState.STARTING, reason)
-        elif self._journal.status.state is not RunState.WAITING:
-            self._journal.event(EventKind.WAITING, reason)
+        else:
+            if self._journal.status.state is not RunState.WAITING:
+                self._journal.event(EventKind.WAITING, reason)
             self._journal.state(RunState.WAITING, reason)
-        return until
+        return wait.until if wait.look is None else wait.look
 
     def _pause(self, now: float, state: RunState, reason: str) -> None:
         if self._pause_since is None:
@@ -237,7 +290,7 @@ class Controller:
             return
         if point.key is not None:
             self._journal.event(EventKind.RESTORED, point.key)
-        orders = planner.orders(
+        orders = places.orders(
             form,
             membership.generation + 1,
             self._limits,
@@ -273,7 +326,7 @@ class Controller:
     def _lose_used(self, ids: tuple[str, ...]) -> bool:
         """The line begins anew, and only those who never trained are as they were built."""
         members = self._sensors.membership.members
-        used = [id for id in ids if members[id].state is MemberState.MEMBER]
+        used = [id for id in ids if members[id].used]
         for id in used:
             self._sensors.lose(id, "holds no whole state, and there is no checkpoint to give it one")
         return bool(used)

@@ -167,7 +167,14 @@ class _Attempt:
             attempt=self._lease.attempt,
             last_step=self._last_step,
         )
-        cluster = Cluster(setup, job.world.cpus_per_worker, job.world.gpus_per_worker, self._signals.post)
+        cluster = Cluster(
+            setup,
+            job.world.cpus_per_worker,
+            job.world.gpus_per_worker,
+            beat_s=assemble.beat_s(job),
+            silent_s=job.failure.silent_s,
+            post=self._signals.post,
+        )
         reference = Reference(
             point.manifest.numeric_fingerprint if point.manifest else None, strict=job.mode == "bitwise"
         )

@@ -11,6 +11,46 @@ from worldline.worker.orders import GenerationEnd, Hello, Reports
 
 
 @dataclass(frozen=True)
+class Arrived:
+    """A requested worker has a place: its process runs, and now imports and builds."""
+
+    id: str
+    pid: int
+    node: str
+    ip: str
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A worker's lifeline ended: its process is gone."""
+
+    id: str
+
+
+@dataclass(frozen=True)
+class Silent:
+    """A worker has given no sign of life for `seconds`: it is frozen, or cannot be reached."""
+
+    id: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A silent worker gave a sign of life again."""
+
+    id: str
+
+
+@dataclass(frozen=True)
+class Unavailable:
+    """Ray cannot reach a worker, for now or for ever."""
+
+    id: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Ready:
     """A requested worker is built and checked."""
 
@@ -82,7 +122,22 @@ class LeaseLost:
     reason: str
 
 
-Signal = Ready | StartFailed | Lost | Ended | Fetched | StepsFetched | SaveEnded | StopRequested | LeaseLost
+Signal = (
+    Arrived
+    | Cut
+    | Silent
+    | Heard
+    | Unavailable
+    | Ready
+    | StartFailed
+    | Lost
+    | Ended
+    | Fetched
+    | StepsFetched
+    | SaveEnded
+    | StopRequested
+    | LeaseLost
+)
 Post = Callable[[Signal], None]
 
 

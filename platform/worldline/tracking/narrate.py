@@ -49,6 +49,12 @@ class Narrator:
             case EventKind.WORKER_LOST:
                 self._broken |= event.world_after < event.world_before
                 return Sentence(_who_is_lost(event.reason), Tone.BAD)
+            case EventKind.DRAINING:
+                return Sentence(event.reason, Tone.BAD)
+            case EventKind.WORKER_RELEASED if self._trains:
+                return Sentence(f"{_names(event)} left: {event.reason}")
+            case EventKind.RESIZED:
+                return Sentence(event.reason)
             case EventKind.WORKER_REQUESTED if self._broken:
                 self._replacing = True
             case EventKind.WORKER_REQUESTED if self._trains and not asked:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from worldline.events import StepRecord
 from worldline.health.condition import Condition
+from worldline.worker.lifeline import Anchor, Lifeline, end_process
 from worldline.worker.mailbox import Mailbox
 from worldline.worker.orders import GenerationEnd, GenerationOrder, Hello, Invitation, Reports, Setup
 from worldline.world import Position
@@ -32,7 +33,13 @@ class Worker:
     Each generation's number fences it: an order of an old generation changes nothing in a newer one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, id: str, anchor: Anchor) -> None:
+        """Raises ConnectionError where the controller cannot be reached from here."""
+        import ray
+
+        self._node: str = ray.get_runtime_context().get_node_id()
+        self._address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        self._lifeline = Lifeline.hold(anchor, id, self._node, self._address, end_process)
         self._mailbox = Mailbox()
         self._orders: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._built: Built | None = None
@@ -41,14 +48,11 @@ class Worker:
 
     def prepare(self, setup: Setup) -> Hello:
         """Import, build and check everything. Raises what the job's code raises."""
-        import ray
-
-        address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
 
         def build() -> Built:
             from worldline.worker.build import build
 
-            return build(setup, self._mailbox, address)
+            return build(setup, self._mailbox, self._address)
 
         self._built = self._in_training_thread(build)
         # All that was imported and built stays. A full collection, which Ray may order, too, would go through
@@ -58,8 +62,8 @@ class Worker:
         built = self._built
         return Hello(
             pid=os.getpid(),
-            node=ray.get_runtime_context().get_node_id(),
-            ip=address,
+            node=self._node,
+            ip=self._address,
             plan_fingerprint=built.plan.fingerprint,
             numeric_fingerprint=built.numeric_fingerprint,
             steps_per_epoch=built.plan.steps_per_epoch,
