@@ -5,6 +5,7 @@ import re
 import signal
 import sysconfig
 import threading
+from dataclasses import replace
 from traceback import FrameSummary
 
 import pytest
@@ -139,6 +140,39 @@ def test_an_endless_loop_is_named_by_its_line(case, truth, point, phase):
         assert set(kinds(ends)) <= {EndKind.BROKEN, EndKind.FINISHED}
         assert members[0].now(tiny.condition, line.generation).phase == "idle"
         assert_finished(line, members, truth, holders(ends, line))
+
+
+def hold_the_rows(room):
+    """The validation rows do not come, until it is freed."""
+    source = room.loaders[1]._source
+    fetch = source.fetch
+
+    def wait(*args):
+        room.freed.wait()
+        return fetch(*args)
+
+    source.fetch = wait
+
+
+def test_who_waits_for_rows_is_not_to_blame_in_an_evaluation_either(case):
+    with peers(3) as members:
+        line = Line(replace(case, evaluate_every=2, watched=False))
+        line.build(members)
+        members[1].call(hold_the_rows)
+        line.begin(members)
+
+        def ask():
+            return {r: peer.now(tiny.condition, line.generation) for r, peer in enumerate(members)}
+
+        until(lambda: ask()[1].phase == "data" and all(ask()[rank].waits_in for rank in (0, 2)))
+        verdict = diagnose(ask(), line.generation)
+        assert verdict.culprits == ()
+        assert re.search(
+            r"^Ranks 0 and 2 wait in all_to_all evaluation after step 2 .* Rank 1 .* has waited for rows for",
+            verdict.text,
+        )
+        members[1].now(tiny.free)
+        assert kinds(line.ends()) == [EndKind.FINISHED] * 3
 
 
 def test_a_stopped_process_is_named_by_its_silence(case, truth):

@@ -335,3 +335,24 @@ def test_a_rank_that_skips_a_call_is_named_by_its_line(case, truth, size, step):
         assert set(kinds(ends)) == {EndKind.BROKEN}
         assert {end.position for end in ends.values()} == {Position(step)}
         assert_whole(ends, truth)
+
+
+def test_a_rank_that_skips_the_very_last_call_is_named_though_it_has_ended(case, truth):
+    with peers(3) as members:
+        line = Line(with_hook(case, skip_on_the_last_rank))
+        line.build(members)
+        for peer in members:
+            peer.call(skip_at, LAST)
+        line.begin(members)
+        assert members[2].answered(DEADLINE_S)
+        waiting = members[:2]
+        until(lambda: all(peer.now(tiny.condition, 1).phase == "after_step" for peer in waiting))
+        until(lambda: all(peer.now(tiny.condition, 1).waits_in for peer in waiting))
+        verdict = diagnose({r: peer.now(tiny.condition, 1) for r, peer in enumerate(members)}, 1)
+        assert verdict.culprits == (2,)
+        stopped = "gather 'norm' after step 4: it has stopped training with the others"
+        assert verdict.reasons[2].endswith(stopped)
+        line.abandon(waiting)
+        ends = line.ends()
+        assert kinds(ends) == [EndKind.BROKEN, EndKind.BROKEN, EndKind.FINISHED]
+        assert_whole(ends, truth)

@@ -1,4 +1,4 @@
-"""Process groups that can be left at any moment: form, exchange, poll, abandon.
+"""Process groups that can be left at any moment: exchange, poll, abandon.
 
 A gloo group with an operation in flight cannot be aborted, and destroying it blocks until its timeout. So
 nothing here ever destroys one: waiting polls, an abandoned group is kept referenced for ever together with
@@ -7,26 +7,22 @@ the buffers of its operations, and a new group is formed beside it under a new s
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from worldline.collective.operations import Operation, OperationLog
 
 Cancelled = Callable[[], bool]
 
-_ABANDONED: list[Any] = []
+ABANDONED: list[Any] = []
 """Broken groups and the buffers they may still write to; freeing them could block or corrupt memory."""
 
-_POLL = timedelta(milliseconds=5)
+POLL = timedelta(milliseconds=5)
 
 
 class CollectiveFailed(RuntimeError):
@@ -160,7 +156,7 @@ class GlooGroup:
         deadline = began + self._timeout_s
         self.log.waiting = operation, began
         try:
-            while not pending.wait(_POLL):
+            while not pending.wait(POLL):
                 if self._cancelled():
                     raise Abandoned(f"gave up waiting in {operation.what} on order")
                 if time.monotonic() > deadline:
@@ -169,7 +165,7 @@ class GlooGroup:
         except (Abandoned, CollectiveFailed):
             raise
         except RuntimeError as error:
-            raise CollectiveFailed(f"{operation.what}: {_first_line(error)}") from error
+            raise CollectiveFailed(f"{operation.what}: {first_line(error)}") from error
         finally:
             self.log.waiting = None
 
@@ -190,14 +186,14 @@ class GlooGroup:
 
     def abandon(self) -> None:
         """Leave the group; peers that wait in it see their connections stay silent, not closed."""
-        _ABANDONED.append((self._lanes, [work for work in self._in_flight if not work.done()]))
+        ABANDONED.append((self._lanes, [work for work in self._in_flight if not work.done()]))
         self._in_flight = []
 
     def _start(self, start: Callable[[], Any], operation: Operation, *tensors: torch.Tensor) -> Work:
         try:
             work = self.work_type(start(), operation, *tensors)
         except RuntimeError as error:
-            raise CollectiveFailed(f"{operation.what}: {_first_line(error)}") from error
+            raise CollectiveFailed(f"{operation.what}: {first_line(error)}") from error
         if len(self._in_flight) >= 64:
             self._in_flight = [w for w in self._in_flight if not w.done()]
         self._in_flight.append(work)
@@ -210,134 +206,6 @@ LANES = 2
 ASIDE = LANES
 """One for what is no part of a step; connected when it is first needed."""
 
-_IDLE: dict[Any, list[Any]] = {}
-"""Connections to each store that nobody waits on. The next group uses them again, for connecting looks up the
-peer's name on both sides, and that takes seconds where the name server is slow."""
 
-
-def connect_ahead(store: Any) -> None:
-    """Make the connections to `store` that forming takes, for one group and one that comes to nothing."""
-    _IDLE[store] = [store.clone() for _ in range(2 * LANES)]
-
-
-GroupType = TypeVar("GroupType", bound=GlooGroup)
-
-Connect = Callable[[Any], Any]
-"""(store of one lane) -> the backend's process group of this rank, connected to all others."""
-
-
-def meet(
-    store: Any,
-    connect: Connect,
-    lanes: range,
-    *,
-    prefix: str,
-    size: int,
-    form_timeout_s: float,
-    cancelled: Cancelled,
-) -> list[Any]:
-    """Connect the `size` ranks that meet under `prefix` of the TCPStore `store`, once for each of `lanes`.
-
-    Connecting runs in side threads that are left behind when `cancelled` or the deadline ends the wait, since
-    a peer that died meanwhile would hold them. Raises CollectiveFailed or Abandoned.
-    """
-    connected: dict[int, Any] = {}
-    errors: list[str] = []
-    finished = threading.Semaphore(0)
-
-    def connect_lane(lane: int) -> None:
-        try:
-            connection = _idle_connection(store)
-            connected[lane] = connect(PrefixStore(f"{prefix}/lane{lane}", connection))
-            _IDLE[store].append(connection)
-        except Exception as error:
-            errors.append(_first_line(error))
-        finally:
-            finished.release()
-        if lane not in connected:
-            with contextlib.suppress(RuntimeError):  # the store is gone, and the next forming will say so
-                _IDLE[store].append(store.clone())
-
-    for lane in lanes:
-        threading.Thread(target=connect_lane, args=(lane,), name=f"form-{prefix}-{lane}", daemon=True).start()
-    deadline = time.monotonic() + form_timeout_s
-    for _ in lanes:
-        while not finished.acquire(timeout=_POLL.total_seconds()):
-            if cancelled():
-                _ABANDONED.append(connected)
-                raise Abandoned(f"gave up forming {prefix} on order")
-            if time.monotonic() > deadline:
-                _ABANDONED.append(connected)
-                raise CollectiveFailed(
-                    f"forming {prefix}: the {size} ranks did not meet in {form_timeout_s:g} s"
-                )
-    if errors:
-        _ABANDONED.append(connected)
-        raise CollectiveFailed(f"forming {prefix}: {errors[0]}")
-    return [connected[lane] for lane in lanes]
-
-
-def enter(
-    kind: Callable[..., GroupType],
-    store: Any,
-    connect: Connect,
-    *,
-    prefix: str,
-    rank: int,
-    size: int,
-    form_timeout_s: float,
-    timeout_s: float,
-    cancelled: Cancelled,
-) -> GroupType:
-    """A group of that kind whose lanes are connected by `connect`, those of a step now."""
-    meeting = partial(meet, store, connect, prefix=prefix, size=size, cancelled=cancelled)
-    lanes = meeting(range(LANES), form_timeout_s=form_timeout_s)
-    return kind(lanes, rank, size, timeout_s, cancelled, partial(meeting, form_timeout_s=timeout_s))
-
-
-def form_gloo(
-    store: Any,
-    *,
-    prefix: str,
-    rank: int,
-    size: int,
-    address: str,
-    form_timeout_s: float,
-    timeout_s: float,
-    cancelled: Cancelled,
-) -> GlooGroup:
-    """The gloo group of rank `rank` of `size`; `address` is this node's as the peers reach it.
-
-    form_timeout_s bounds the meeting, timeout_s later every operation. Raises CollectiveFailed or Abandoned.
-    """
-
-    def connect(meeting: Any) -> Any:
-        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._timeout = timedelta(seconds=timeout_s)
-        options._threads = 2
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
-        return dist.ProcessGroupGloo(meeting, rank, size, options)
-
-    return enter(
-        GlooGroup,
-        store,
-        connect,
-        prefix=prefix,
-        rank=rank,
-        size=size,
-        form_timeout_s=form_timeout_s,
-        timeout_s=timeout_s,
-        cancelled=cancelled,
-    )
-
-
-def _idle_connection(store: Any) -> Any:
-    """One that no other thread uses: threads that share a connection wait for each other."""
-    try:
-        return _IDLE.setdefault(store, []).pop()
-    except IndexError:
-        return store.clone()
-
-
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from worldline.collective.group import Cancelled, GlooGroup, Work, enter
+from worldline.collective.forming import enter
+from worldline.collective.group import Cancelled, GlooGroup, Work
 
 _PAUSE_S = 50e-6
 

@@ -142,7 +142,7 @@ class _Case:
         operation = operation or self.most_waited(self.waits)
         waiting = [] if operation is None or tied else self.waiting_in(operation)
         sentences = []
-        if operation is not None and waiting:
+        if operation is not None and not set(waiting) <= reasons.keys():
             sentences.append(words.wait_in(waiting, operation))
         for said in (reasons, also or {}):
             if said:
@@ -172,14 +172,13 @@ def _different(case: _Case) -> Verdict | None:
     tied = len(most) == len(second)
     common = by_rank[most[0]]
     place = f"as operation {common.sequence} of lane {common.lane}"
-    reasons = {
-        rank: f"entered {o.what} ({o.num_bytes:,} bytes) {place}{words.at(case.present[rank])}"
-        for rank, o in by_rank.items()
-        if tied or rank not in most
-    }
     if not tied:
-        there = f"where {words.ranks(most)} entered {common.what} ({common.num_bytes:,} bytes)"
-        reasons = {rank: f"{reason}, {there}" for rank, reason in reasons.items()}
+        place += f", where {words.ranks(most)} entered {common.what} ({common.num_bytes:,} bytes)"
+    reasons = {}
+    for rank, o in by_rank.items():
+        if tied or rank not in most:
+            now = words.now_at(case.present[rank])
+            reasons[rank] = f"entered {o.what} ({o.num_bytes:,} bytes) {place}{now}"
     return case.verdict(reasons, tied=tied, operation=common)
 
 

@@ -61,6 +61,10 @@ def at(condition: Condition) -> str:
     return f", at {condition.where}" if condition.where else ""
 
 
+def now_at(condition: Condition) -> str:
+    return f" (now at {condition.where})" if condition.where else ""
+
+
 def sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 

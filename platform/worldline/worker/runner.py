@@ -123,6 +123,8 @@ class Runner:
         """Of a generation that is not the current one it says only that."""
         current = self._generation
         phase, since = self._engine.doing
+        if phase == "evaluate" and self._evaluator is not None and self._evaluator.waits_for_rows:
+            phase = "data"
         return capture(
             self._thread_id,
             self._group if current == generation else None,
