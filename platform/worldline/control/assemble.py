@@ -37,6 +37,7 @@ def limits(job: Job) -> Limits:
         num_shards=job.batch.logical_shards,
         start_s=job.failure.start_timeout_s,
         timeout_s=job.failure.timeout_s,
+        hang_s=job.failure.hang_s,
     )
 
 

@@ -259,7 +259,8 @@ class Controller:
         evaluates = any(m.id in progress and progress[m.id].phase == "evaluate" for m in membership.current)
         if self._intake.formed < membership.generation or evaluates:
             return bound_s
-        return deadline(self._line.recent_s, bound_s, self._hangs[membership.furthest.step])
+        declared = self._hangs[membership.furthest.step]
+        return deadline(self._line.recent_s, bound_s, declared, least_s=self._limits.hang_s)
 
     def _condemn(self, condemn: Condemn, now: float) -> None:
         sensors = self._sensors

@@ -17,8 +17,8 @@ class Limits:
     longest a worker computes without looking up. answer_s: how long a process may be silent once it was told
     to abandon its generation. gather_s: how long ready workers wait for others, so that they start or join
     together. meet_s: how long a healthy generation is let alone for the next one to connect beside it.
-    leave_s: what a draining worker needs to leave in order, the writing of a checkpoint included. inquire_s:
-    how long a member has to say what it does.
+    leave_s: what a draining worker needs to leave in order, the writing of a checkpoint included. hang_s:
+    how long a generation may stand still at least. inquire_s: how long a member has to say what it does.
     changes_a_minute: beyond so many generations, newcomers wait.
     """
 
@@ -32,6 +32,7 @@ class Limits:
     gather_s: float = 3.0
     meet_s: float = 10.0
     leave_s: float = 5.0
+    hang_s: float = 10.0
     inquire_s: float = 1.0
     changes_a_minute: int = 30
 

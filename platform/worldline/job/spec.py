@@ -116,7 +116,8 @@ class FailureSpec(Section):
     task_errors: how often the user's code may raise. no_progress: restarts without a new completed step.
     start_timeout_s: seconds in which world.min workers must be ready. timeout_s: the longest a worker waits
     for its peers inside a step; must exceed what the slowest replica computes between two exchanges.
-    silent_s: a worker whose process gives no sign of life for so long is given up.
+    silent_s: a worker whose process gives no sign of life for so long is given up. hang_s: a world that
+    completes no step for so long, and for 20 usual steps, is looked into, and who holds it up is replaced.
     """
 
     task_errors: PositiveInt = 3
@@ -124,6 +125,7 @@ class FailureSpec(Section):
     start_timeout_s: PositiveFloat = 300
     timeout_s: PositiveFloat = 300
     silent_s: Annotated[float, Field(ge=1)] = 3
+    hang_s: PositiveFloat = 10
 
     @model_validator(mode="after")
     def _ordered(self) -> FailureSpec:
