@@ -178,9 +178,8 @@ class Nodes:
         from ray.autoscaler.v2.sdk import get_cluster_status
 
         demands = get_cluster_status(self.address).resource_demands.ray_task_actor_demand
-        return [
-            demand.bundle for item in demands for demand in item.bundles_by_count for _ in range(demand.count)
-        ]
+        bundles = [bundle for demand in demands for bundle in demand.bundles_by_count]
+        return [bundle.bundle for bundle in bundles for _ in range(bundle.count)]
 
     def actors_on(self, node_id: str) -> list[str]:
         """Class names of the living actors on a node."""

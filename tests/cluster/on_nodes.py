@@ -8,7 +8,6 @@ assert run.grow().finish().line == undisturbed(EVERYTHING)
 
 from __future__ import annotations
 
-import os
 import signal
 from typing import Any, Self
 
@@ -65,10 +64,12 @@ class OnNodes(Scenario):
 
     def freeze(self, rank: int) -> Self:
         """SIGSTOP for the worker alone."""
-        pid = self.members[rank]
-        self.lose({pid})
-        self._frozen.add(pid)
-        os.kill(pid, signal.SIGSTOP)
+        return self.freeze_processes(self.members[rank])
+
+    def freeze_processes(self, *pids: int) -> Self:
+        self.lose(pids)
+        self._frozen |= set(pids)
+        signal_all(signal.SIGSTOP, pids)
         return self
 
     def thaw(self) -> Self:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 POLL_S = 0.01
+LISTEN = "0A"  # in the kernel's tables of sockets
 
 
 class Processes:
@@ -84,3 +85,18 @@ def signal_all(number: int, pids: Iterable[int]) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
+
+
+def listening(pid: int) -> set[int]:
+    """TCP ports that the process listens on."""
+    sockets = set()
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            sockets.add(os.readlink(path))
+    ports = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *rest = line.split()
+            if state == LISTEN and f"socket:[{rest[5]}]" in sockets:
+                ports.add(int(local.rpartition(":")[2], 16))
+    return ports

@@ -19,7 +19,7 @@ POLL_S = 0.05
 
 
 class Submitted:
-    """A `Command` that Ray runs beside its head, each with a submission id of its own: Ray takes none twice."""
+    """A `Command` that Ray runs beside its head. Ray takes no submission id twice, so each has its own."""
 
     def __init__(
         self,

@@ -50,8 +50,17 @@ def test_a_raylet_dies_alone(on_nodes, undisturbed) -> None:
 
 
 def test_what_was_frozen_and_passed_by_cannot_write(on_nodes, undisturbed) -> None:
-    """A worker stands still before it writes its part of a checkpoint; the others write it without it."""
-    run = on_nodes(EVERYTHING, checkpoint__every_steps=20, failure__timeout_s=3).start().at(step=19)
+    """A newcomer stands still while it receives the state; later a member, before it writes its part of a
+    checkpoint, which the others write without it. Both come back too late.
+    """
+    run = on_nodes(EVERYTHING, checkpoint__every_steps=20, failure__timeout_s=3).start().at(step=5)
+    run.kill(rank=1).more(steps=1)
+    run.hold("load").joiners().open(step=9)
+    [late] = run.held("load")
+    run.freeze_processes(late).release("load").at(step=9, within=60)
+    assert run.status["world"] == 2
+    run.thaw().grow().at(step=19)
+    assert late not in run.members.values()
     late = run.members[2]
     run.hold("state-20", late).open(step=20).held("state-20")
     run.freeze(rank=2).release("state-20").at(step=22, within=60)

@@ -5,6 +5,7 @@
 | starts with what is there, asks for the rest, grows when it comes | F1, F2 |
 | too few for `world.min`: a bounded wait, and its reason | F2 |
 | who takes long to get ready holds nobody up, and is not given up for it | F12 |
+| no helper of ours sits on a worker's node | F9 |
 """
 
 from __future__ import annotations
@@ -48,15 +49,19 @@ def test_asked_for_what_is_not_there(on_nodes, settings, reason: str) -> None:
     assert not run.steps
 
 
-def test_a_slow_start_is_not_a_failure(on_nodes, undisturbed) -> None:
-    """One worker's build takes long. With min 2 that is one wait; with min 1 the other trains meanwhile."""
-    run = on_nodes(EVERYTHING, workers=2, world__min=2).hold("build").spawn()
+def test_a_slow_start_is_not_a_failure(on_nodes, nodes, undisturbed) -> None:
+    """One worker's build takes long. With min 2 that is one wait; with min 1 the other trains meanwhile.
+
+    What else the run has on the cluster is beside the driver, so that a node without a worker can go.
+    """
+    run = on_nodes(EVERYTHING, workers=2, world__min=2, data__pipeline="ray").hold("build").spawn()
     _, slow = run.held("build", num=2)
     run.hold("build", slow)
     run.until(lambda: run.status["standbys"] == 1, "the other")
     assert "1 of at least 2 workers are ready, 1 requested" in run.status["reason"]
     run.release("build").at(step=2)
     assert slow in run.members.values()
+    assert {actor for node in run.ranks_by_node for actor in nodes.actors_on(node)} == {"Worker"}
     run.terminate()
     run.hold("build").spawn(world__min=1)
     _, slow = run.held("build", num=2)
