@@ -144,7 +144,8 @@ class Nodes:
         )
         assert accepted, why
         # A drain of a node that is gone is accepted, too.
-        assert node.id in self._cluster.global_state.get_draining_nodes()
+        draining = self._cluster.global_state.get_draining_nodes
+        self._until(lambda: node.id in draining(), "the node does not drain")
 
     def make_whole(self) -> None:
         for node in [node for node in self._nodes if node.id in self._spoiled]:
