@@ -55,9 +55,8 @@ def test_what_was_frozen_and_passed_by_cannot_write(on_nodes, undisturbed) -> No
     """
     run = on_nodes(EVERYTHING, checkpoint__every_steps=20, failure__timeout_s=3).start().at(step=5)
     run.kill(rank=1).more(steps=1)
-    run.hold("load").joiners().open(step=9)
-    [late] = run.held("load")
-    run.freeze_processes(late).release("load").at(step=9, within=60)
+    [late] = run.hold("load").joiners().lead_to("load")
+    run.freeze_processes(late).release("load").more(steps=1, within=60)
     assert run.status["world"] == 2
     run.thaw().grow().at(step=19)
     assert late not in run.members.values()

@@ -46,14 +46,15 @@ def test_all_nodes_are_drained(on_nodes, undisturbed) -> None:
     assert run.line == undisturbed(EVERYTHING)
 
 
+@pytest.mark.xfail(strict=True, reason="Ray has the worker finish its call first, which lasts: it trains on")
 def test_a_worker_is_told_to_end(on_nodes, undisturbed) -> None:
     """SIGTERM to a worker's process."""
     run = on_nodes(EVERYTHING, checkpoint__every_steps=1000).start().at(step=25)
     told = run.members[2]
     run.lose({told})
     signal_all(signal.SIGTERM, [told])
-    run.more(steps=2).until(lambda: not is_alive(told), "its end")
-    assert run.status["world"] == 2
+    run.open(step=27).until(lambda: run.status["world"] == 2, "the smaller world", within=WITHIN_S)
+    run.until(lambda: not is_alive(told), "its end", within=WITHIN_S)
     run.finish()
     assert not run.events("restored")
     assert run.line == undisturbed(EVERYTHING)
