@@ -6,12 +6,15 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cluster.cases import Case
+from tests.cluster.cases import Case, Settings
 from tests.cluster.command import Fork, Script
+from tests.cluster.nodes import Nodes
+from tests.cluster.on_nodes import OnNodes
 from tests.cluster.records import Record
 from tests.cluster.scenario import NEVER, Scenario
 
@@ -54,17 +57,23 @@ def rows(root: Path) -> Callable[[Case], Path]:
     return folder
 
 
+Make = Callable[..., Scenario]
+
+
 @pytest.fixture(scope="session")
-def make(root: Path, head: str, rows: Callable[[Case], Path]) -> Callable[..., Scenario]:
+def make(root: Path, rows: Callable[[Case], Path]) -> Make:
     made: list[Scenario] = []
 
-    def make(case: Case, as_a_user: bool = False, **settings: Any) -> Scenario:
+    def make(
+        case: Case, address: str | None, settings: Settings, kind: Callable[..., Scenario] = Scenario
+    ) -> Scenario:
+        """address: of the Ray it joins; None: through the installed command, with a Ray of its own."""
         folder = root / f"s{len(made)}"
         environment = os.environ | {"RAY_AUTH_MODE": "disabled", "RAY_TMPDIR": str(folder)}
         environment.pop("RAY_ADDRESS", None)
-        if not as_a_user:
-            environment["RAY_ADDRESS"] = head
-        run = Scenario(case, folder, rows(case), Script if as_a_user else Fork, environment, settings)
+        if address is not None:
+            environment["RAY_ADDRESS"] = address
+        run = kind(case, folder, rows(case), Fork if address else Script, environment, settings)
         made.append(run)
         return run
 
@@ -72,7 +81,7 @@ def make(root: Path, head: str, rows: Callable[[Case], Path]) -> Callable[..., S
 
 
 @pytest.fixture
-def scenario(make: Callable[..., Scenario]) -> Iterator[Callable[..., Scenario]]:
+def scenario(make: Make, request: pytest.FixtureRequest) -> Iterator[Callable[..., Scenario]]:
     """(case, workers, settings) -> a run of the case that the test can drive.
 
     as_a_user: through the installed command and with a Ray of its own, instead of what costs less.
@@ -80,9 +89,8 @@ def scenario(make: Callable[..., Scenario]) -> Iterator[Callable[..., Scenario]]
     begun: list[Scenario] = []
 
     def begin(case: Case, workers: int = 1, as_a_user: bool = False, **settings: Any) -> Scenario:
-        named = {key.replace("__", "."): value for key, value in settings.items()}
-        paced = {"task.class": case.paced} if case.paced else {}
-        run = make(case, as_a_user, **{"world.max": workers, **paced, **named})
+        address = None if as_a_user else request.getfixturevalue("head")
+        run = make(case, address, settings_of(case, workers, settings))
         begun.append(run)
         return run
 
@@ -92,13 +100,54 @@ def scenario(make: Callable[..., Scenario]) -> Iterator[Callable[..., Scenario]]
 
 
 @pytest.fixture(scope="session")
-def undisturbed(make: Callable[..., Scenario]) -> Callable[..., list[Record]]:
+def fleet(root: Path) -> Iterator[Nodes]:
+    """Three nodes with room for a worker each, and a head without; started once."""
+    nodes = Nodes(root / "nodes", num=3)
+    yield nodes
+    nodes.close()
+
+
+@pytest.fixture
+def nodes(fleet: Nodes) -> Nodes:
+    """The cluster, whole, whatever an earlier test did to it."""
+    fleet.make_whole()
+    return fleet
+
+
+@pytest.fixture
+def on_nodes(make: Make, nodes: Nodes) -> Iterator[Callable[..., OnNodes]]:
+    """(case, workers, settings) -> a run of the case on `nodes`, which leaves nothing there."""
+    begun: list[OnNodes] = []
+
+    def begin(case: Case, workers: int = 3, **settings: Any) -> OnNodes:
+        run = make(case, nodes.address, settings_of(case, workers, settings), partial(OnNodes, nodes))
+        assert isinstance(run, OnNodes)
+        begun.append(run)
+        return run
+
+    yield begin
+    ended = all(run.ended for run in begun)
+    for run in begun:
+        run.close()
+    if ended:
+        nodes.check_idle()
+
+
+def settings_of(case: Case, workers: int, settings: Settings) -> Settings:
+    """Those that a test gave by keyword, `a__b` for a.b, with what each run on workers needs."""
+    named = {key.replace("__", "."): value for key, value in settings.items()}
+    paced = {"task.class": case.paced} if case.paced else {}
+    return {"world.max": workers, **paced, **named}
+
+
+@pytest.fixture(scope="session")
+def undisturbed(make: Make, head: str) -> Callable[..., list[Record]]:
     """The line of a case trained by one worker that nothing befalls, without Ray Data; computed once."""
     lines: dict[Case, list[Record]] = {}
 
     def line(case: Case) -> list[Record]:
         if case not in lines:
-            run = make(case, **{"data.pipeline": "local"})
+            run = make(case, head, {"data.pipeline": "local"})
             try:
                 lines[case] = run.spawn(gate=NEVER).finish().line
             finally:

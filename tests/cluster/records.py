@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 Record = dict[str, Any]
 
 NUMBERS = frozenset(
     ("step", "epoch", "loss", "lr", "grad_norm", "rows", "rows_digest", "state_digest", "skipped", "metrics")
 )
+
+
+class Tracked(NamedTuple):
+    """An MLflow run. points: (metric, step, value), as they lie there."""
+
+    id: str
+    name: str
+    status: str
+    points: list[tuple[str, int, float]]
+    tags: dict[str, str]
 
 
 class Records:
@@ -46,9 +57,24 @@ class Records:
         found = (self._folder / "checkpoints").glob("step-*/manifest.json")
         return sorted(int(path.parent.name.removeprefix("step-")) for path in found)
 
+    def manifest(self, step: int) -> Record:
+        """That of a committed checkpoint."""
+        path = self._folder / "checkpoints" / f"step-{step:08}" / "manifest.json"
+        content: Record = json.loads(path.read_text())
+        return content
+
     def parts(self, step: int) -> list[Path]:
         """The tensor files of a checkpoint, be it committed or not."""
         return sorted((self._folder / "checkpoints" / f"step-{step:08}").glob("*.safetensors"))
+
+    @property
+    def tracked(self) -> Tracked:
+        """The one MLflow run that there must be."""
+        with sqlite3.connect(self._folder.parent / "mlflow.db") as database:
+            [(id, name, status)] = database.execute("select run_uuid, name, status from runs")
+            points = database.execute("select key, step, value from metrics where run_uuid = ?", [id])
+            tags = database.execute("select key, value from tags where run_uuid = ?", [id])
+            return Tracked(id, name, status, points.fetchall(), dict(tags))
 
     def read(self, name: str) -> list[Record]:
         """The whole lines of a log."""

@@ -24,7 +24,7 @@ from typing import Any, Self
 import numpy as np
 from tests.cluster.cases import ROOT, Case, Settings
 from tests.cluster.command import Command
-from tests.cluster.processes import command_line, inherited, is_alive, kill
+from tests.cluster.processes import Processes, command_line, kill
 from tests.cluster.records import Record, Records
 
 TASKS = Path(__file__).with_name("tasks")
@@ -72,7 +72,7 @@ class Scenario(Records):
         self._environment = {**environment, MARK: str(folder)}
         self._driver: Command | None = None
         self._others: list[Command] = []
-        self._pids: set[int] = set()
+        self._processes = Processes(f"{MARK}={folder}", folder / "pids")
         self._survivors: set[int] = set()
         self._kept: list[Record] = []
         self._num_restored = 0
@@ -101,10 +101,10 @@ class Scenario(Records):
         self._driver = self._run(self.folder / "stderr", *options, **settings)
         return self
 
-    def at(self, step: int) -> Self:
+    def at(self, step: int, within: float = DEADLINE_S) -> Self:
         """Let the run complete `step`, and hold it there."""
         self.open(step)
-        self.until(lambda: self._held() == step, f"step {step}")
+        self.until(lambda: self._held() == step, f"step {step}", within=within)
         self._check_survivors()
         return self
 
@@ -120,20 +120,21 @@ class Scenario(Records):
         self.until(there, f"step {step}")
         return self
 
-    def more(self, steps: int) -> Self:
+    def more(self, steps: int, within: float = DEADLINE_S) -> Self:
         """Let so many more steps complete."""
-        return self.at(self._gate_step() + steps)
+        return self.at(self._gate_step() + steps, within)
 
-    def grow(self) -> Self:
-        """Let step after step complete until world.max workers train."""
-        while self.status["world"] < self.workers:
-            self.joiners()
+    def grow(self, to: int = 0) -> Self:
+        """Let step after step complete until so many workers train; without a number, world.max."""
+        while self.status["world"] < (to or self.workers):
+            self.joiners(to)
             self.more(steps=1)
         return self
 
-    def joiners(self) -> Self:
+    def joiners(self, to: int = 0) -> Self:
         """Wait until as many workers stand ready as the world lacks."""
-        self.until(lambda: self.status["world"] + self.status["standbys"] >= self.workers, "joiners")
+        world = to or self.workers
+        self.until(lambda: self.status["world"] + self.status["standbys"] >= world, "joiners")
         return self
 
     def kill(self, *ranks: int, rank: int | None = None) -> Self:
@@ -145,29 +146,29 @@ class Scenario(Records):
         return self.kill(*sorted(self.members)[: len(self.members) - num])
 
     def kill_processes(self, *pids: int) -> Self:
+        self.lose(pids)
+        kill(pids)
+        return self
+
+    def lose(self, pids: Collection[int]) -> None:
+        """From now on check that the other members survive."""
         self._survivors = set(self.members.values()) - set(pids)
         self._kept = self.steps if self._survivors else []
         self._num_restored = len(self.events("restored"))
-        kill(pids)
-        return self
 
     def kill_driver(self) -> Self:
         """SIGKILL; all others must find out by themselves."""
         self._signal(signal.SIGKILL)
         self.until(lambda: self.ended, "the driver's end", or_ended=True)
-        agents = {pid for pid in self._alive() if command_line(pid).startswith(RAY_AGENTS)}
-        self._all_gone(but=agents)
+        agents = {pid for pid in self._processes.alive() if command_line(pid).startswith(RAY_AGENTS)}
+        self._processes.all_gone(within=DEADLINE_S, but=agents)
         kill(agents)
         return self
 
     def terminate(self) -> Self:
         """SIGTERM to the driver, which stops at a step border, and its end."""
         self._signal(signal.SIGTERM)
-        self.until(lambda: self.ended or self.status.get("state") == "DRAINING", "the stop", or_ended=True)
-        while not self.ended:
-            if self._held() is not None:
-                self.open(self._gate_step() + 1)
-            time.sleep(POLL_S)
+        self._let_stop()
         return self.finish(75)
 
     def finish(self, code: int = 0) -> Self:
@@ -180,7 +181,7 @@ class Scenario(Records):
             assert self.steps[: len(self._kept)] == self._kept, "completed steps were done again"
         numbers = [step["step"] for step in self.steps]
         assert numbers == list(range(1, len(numbers) + 1))
-        self._all_gone()
+        self._processes.all_gone(within=DEADLINE_S)
         return self
 
     def ask(self, *options: str, **settings: Any) -> tuple[int, str]:
@@ -231,7 +232,7 @@ class Scenario(Records):
             content: Record = json.loads((self.storage / "run" / "status.json").read_text())
         except FileNotFoundError:
             return {}
-        self._pids |= {worker["pid"] for worker in content["workers"]}
+        self._processes.note(worker["pid"] for worker in content["workers"])
         ours = self._driver is None or content["driver"]["pid"] == self._driver.pid
         return content if ours else {}
 
@@ -271,13 +272,15 @@ class Scenario(Records):
                 place += 2 + num
         return steps
 
-    def until(self, condition: Callable[[], bool], what: str, or_ended: bool = False) -> None:
-        deadline = time.monotonic() + DEADLINE_S
+    def until(
+        self, condition: Callable[[], bool], what: str, or_ended: bool = False, within: float = DEADLINE_S
+    ) -> None:
+        deadline = time.monotonic() + within
         while not condition():
             if self.ended and not or_ended:
                 raise AssertionError(f"the run ended before {what}\n{self._story()}")
             if time.monotonic() > deadline:
-                raise AssertionError(f"{what} did not come within {DEADLINE_S:g} s\n{self._story()}")
+                raise AssertionError(f"{what} did not come within {within:g} s\n{self._story()}")
             time.sleep(POLL_S)
 
     def close(self) -> None:
@@ -285,9 +288,17 @@ class Scenario(Records):
         for driver in (self._driver, *self._others):
             if driver is not None and driver.returncode is None:
                 os.kill(driver.pid, signal.SIGKILL)
-        kill(self._alive())
+        kill(self._processes.alive())
 
     # Inner works
+
+    def _let_stop(self) -> None:
+        """It was told to stop: open the gate step by step until it does."""
+        self.until(lambda: self.ended or self.status.get("state") == "DRAINING", "the stop", or_ended=True)
+        while not self.ended:
+            if self._held() is not None:
+                self.open(self._gate_step() + 1)
+            time.sleep(POLL_S)
 
     def _run(self, log: Path, *options: str, **settings: Any) -> Command:
         merged = self._settings | {key.replace("__", "."): value for key, value in settings.items()}
@@ -337,17 +348,6 @@ class Scenario(Records):
         assert len(self.events("restored")) == self._num_restored, (
             "a checkpoint was read in spite of survivors"
         )
-
-    def _alive(self) -> set[int]:
-        with contextlib.suppress(FileNotFoundError):
-            self._pids |= set(map(int, (self.folder / "pids").read_text().split()))
-        return {pid for pid in self._pids | inherited(f"{MARK}={self.folder}") if is_alive(pid)}
-
-    def _all_gone(self, but: Collection[int] = ()) -> None:
-        deadline = time.monotonic() + DEADLINE_S
-        while alive := self._alive() - set(but):
-            assert time.monotonic() < deadline, f"left behind: {[command_line(pid) for pid in alive]}"
-            time.sleep(POLL_S)
 
     def _story(self) -> str:
         return f"status: {self.status}\n{self.said[-4000:]}"

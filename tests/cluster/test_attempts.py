@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sqlite3
 
 import pyarrow.parquet as pq
 import pytest
@@ -20,19 +19,14 @@ def test_a_killed_driver(scenario, undisturbed) -> None:
     run.start(world__max=2).finish()
     assert run.line == undisturbed(EVERYTHING)
     assert [step["attempt"] for step in run.steps] == [1] * 10 + [2] * 30
-    with sqlite3.connect(run.storage / "mlflow.db") as database:
-        [(uuid, name, status)] = database.execute("select run_uuid, name, status from runs")
-        points = database.execute(
-            "select key, step, value from metrics where run_uuid = ?", [uuid]
-        ).fetchall()
-        tags = dict(database.execute("select key, value from tags where run_uuid = ?", [uuid]))
-    assert (name, status) == ("run", "FINISHED")
-    assert uuid == run.status["mlflow_run_id"]
-    assert len({(key, step) for key, step, _ in points}) == len(points)
-    losses = {step: value for key, step, value in points if key == "loss"}
+    tracked = run.tracked
+    assert (tracked.name, tracked.status) == ("run", "FINISHED")
+    assert tracked.id == run.status["mlflow_run_id"]
+    assert len({(key, step) for key, step, _ in tracked.points}) == len(tracked.points)
+    losses = {step: value for key, step, value in tracked.points if key == "loss"}
     assert losses == {step["step"]: step["loss"] for step in run.steps}
-    assert tags["attempt"] == "2"
-    assert tags["world.max"] == "2"
+    assert tracked.tags["attempt"] == "2"
+    assert tracked.tags["world.max"] == "2"
 
 
 def test_stop_and_go_on(scenario, undisturbed) -> None:

@@ -33,6 +33,7 @@ class Paced:
 
     def build_model(self) -> torch.nn.Module:
         append("pids", f"{os.getpid()}\n")
+        hold("build")
         return super().build_model()
 
     def build_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:

@@ -6,14 +6,21 @@ Dropout, BatchNorm, AdamW and a schedule. It writes down which rows it saw, and 
 
 from __future__ import annotations
 
+import fcntl
 import os
+import subprocess
+import time
 
 import numpy as np
 import paced
+import ray
 import torch
 from torch import nn
 
 import worldline
+
+MANY_MIB = 8192
+DEVICE_S = 20.0
 
 
 class Schedule(torch.optim.lr_scheduler.LambdaLR):
@@ -65,7 +72,9 @@ class Tiny(paced.Paced, Net):
         return self.fault(ids) * Net.loss(self, model, batch)
 
     def fault(self, ids: np.ndarray) -> float:
-        """`raise 7`: at step 7. `nan 7 12`: at step 7, in the micro-batch of row 12."""
+        """`raise 7`: at step 7. `nan 7 12`: at step 7, in the micro-batch of row 12. `eat 7`: at step 7, more
+        and more memory.
+        """
         try:
             kind, step, *rows = (paced.HERE / "fault").read_text().split()
         except FileNotFoundError:
@@ -77,6 +86,11 @@ class Tiny(paced.Paced, Net):
         if kind == "loop":
             self.loop(rows)
             return 1.0
+        if kind == "eat":
+            eaten = []
+            while len(eaten) < MANY_MIB:
+                eaten.append(np.ones(2**20, np.uint8))
+            raise RuntimeError(f"nobody minded {MANY_MIB} MiB")
         return float("nan") if int(rows[0]) in ids else 1.0
 
     def loop(self, pids: list[str]) -> None:
@@ -99,6 +113,27 @@ class Peering(Tiny):
         for name in names:
             told = peers.gather(name, torch.full((2,), float(peers.rank)))
             assert [int(t[0]) for t in told] == list(range(peers.size))
+
+
+class Parent(Tiny):
+    """Each worker has a child that holds what only one process of a node can have: a device, say."""
+
+    def build_model(self) -> nn.Module:
+        path = paced.HERE / f"device-{ray.get_runtime_context().get_node_id()}"
+        device = os.open(path, os.O_RDWR | os.O_CREAT)
+        deadline = time.monotonic() + DEVICE_S
+        while True:
+            try:
+                fcntl.flock(device, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"the device is still taken after {DEVICE_S:g} s") from None
+            time.sleep(paced.POLL_S)
+        child = subprocess.Popen(["sleep", "1000"], pass_fds=[device])
+        paced.append("pids", f"{child.pid}\n")
+        os.close(device)
+        return super().build_model()
 
 
 class Headless(Tiny):

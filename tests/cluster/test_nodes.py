@@ -1,0 +1,105 @@
+"""Nodes go, come back, fall silent: the others go on where they were, and the line stays the same.
+
+| what must hold | report |
+| --- | --- |
+| a node is lost, taken away, or only its raylet dies | A2 |
+| what is frozen and passed by cannot write, nor hold up a generation that it comes too late for | F8, F7 |
+| the children of a worker end with it, before the next one starts | F8 |
+| a node whose link goes down, so that nobody gets a reset | A8 |
+"""
+
+from __future__ import annotations
+
+import pytest
+from tests.cluster.cases import EVERYTHING
+from tests.cluster.link import Link
+
+pytestmark = pytest.mark.cluster
+
+
+def test_nodes_go_and_come(on_nodes, undisturbed) -> None:
+    """Switched off; taken away in order; two at the same time. Others come, and the world grows again."""
+    run = on_nodes(EVERYTHING).start()
+    run.at(step=5).lose_node(of_rank=1)
+    run.more(steps=2)
+    assert run.status["world"] == 2
+    run.add_node().grow()
+    run.more(steps=1).remove_node(of_rank=0)
+    run.more(steps=2)
+    assert run.status["world"] == 2
+    run.add_node().grow()
+    run.more(steps=1).lose_node(0, 2)
+    run.more(steps=3)
+    assert run.status["world"] == 1
+    run.finish()
+    assert not run.events("restored")
+    assert run.line == undisturbed(EVERYTHING)
+
+
+def test_a_raylet_dies_alone(on_nodes, undisturbed) -> None:
+    """Its worker lives on, and was about to write its part of a checkpoint. It does, and nobody takes it."""
+    run = on_nodes(EVERYTHING, checkpoint__every_steps=20).start().at(step=19)
+    zombie = run.members[1]
+    run.hold("state-20", zombie).open(step=20).held("state-20")
+    run.kill_raylet(of_rank=1).at(step=22, within=60)
+    assert run.status["world"] == 2
+    run.release("state-20").finish()
+    assert run.checkpoints == [20, 40]
+    assert not run.events("restored")
+    assert run.line == undisturbed(EVERYTHING)
+
+
+def test_what_was_frozen_and_passed_by_cannot_write(on_nodes, undisturbed) -> None:
+    """A newcomer stands still while it receives the state; later a member, before it writes its part of a
+    checkpoint, which the others write without it. Both come back too late.
+    """
+    run = on_nodes(EVERYTHING, checkpoint__every_steps=20, failure__timeout_s=3).start().at(step=5)
+    run.kill(rank=1).more(steps=1)
+    [late] = run.hold("load").joiners().lead_to("load")
+    run.freeze_processes(late).release("load").more(steps=1, within=60)
+    assert run.status["world"] == 2
+    run.thaw().grow().at(step=19)
+    assert late not in run.members.values()
+    late = run.members[2]
+    run.hold("state-20", late).open(step=20).held("state-20")
+    run.freeze(rank=2).release("state-20").at(step=22, within=60)
+    assert run.checkpoints == [20]
+    before = run.manifest(20)
+    run.thaw().more(steps=3)
+    assert run.manifest(20) == before
+    assert late not in run.members.values()
+    run.finish()
+    assert run.line == undisturbed(EVERYTHING)
+
+
+def test_a_silent_node(on_nodes, nodes, undisturbed) -> None:
+    """Its link is pulled; then another is frozen. Nobody gets a reset; the peers give up waiting."""
+    nodes.add(link=Link(nodes.machine))
+    run = on_nodes(EVERYTHING, workers=4, failure__timeout_s=3).start()
+    [linked] = [rank for node, rank in run.ranks_by_node.items() if nodes[node].link]
+    run.at(step=5).pull_link(of_rank=linked).more(steps=2, within=30)
+    assert run.status["world"] == 3
+    run.freeze_node(of_rank=0).more(steps=2, within=30)
+    assert run.status["world"] == 2
+    run.finish()
+    assert not run.events("restored")
+    assert run.line == undisturbed(EVERYTHING)
+
+
+@pytest.mark.xfail(strict=True, reason="a hang is noticed only when failure.timeout_s is over")
+def test_a_silent_node_costs_seconds_by_default(on_nodes) -> None:
+    run = on_nodes(EVERYTHING).start().at(step=12)
+    run.freeze_node(of_rank=1).more(steps=1, within=10)
+
+
+@pytest.mark.parametrize("what", ["worker", "raylet"])
+def test_children_end_with_their_worker(on_nodes, undisturbed, what: str) -> None:
+    """The next worker on the node gets what the child held; no child is left in the end."""
+    run = on_nodes(EVERYTHING, workers=2, task__class="tiny:Parent").start().at(step=5)
+    if what == "worker":
+        run.kill(rank=1).more(steps=2).grow()
+    else:
+        run.kill_raylet(of_rank=1).at(step=7, within=60)
+    run.finish()
+    assert not run.events("worker_start_failed")
+    assert run.line == undisturbed(EVERYTHING)

@@ -1,0 +1,118 @@
+"""`worldline run` under `ray job submit`: stopped, killed, the whole cluster lost, and submitted anew.
+
+| what must hold | report |
+| --- | --- |
+| driver, head or cluster die: the next submission goes on with the run; no orphans, one MLflow run | F3 |
+| after success, failure, cancel and SIGKILL nothing of the run is left on the cluster | F9 |
+| a node that cannot set the job's environment up is left out with the reason; who comes late gets it | F11 |
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+import pytest
+from ray.job_submission import JobStatus
+from tests.cluster.cases import EVERYTHING, Case
+from tests.cluster.conftest import settings_of
+from tests.cluster.nodes import Nodes
+from tests.cluster.submitted import AsJob
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="module")
+def start_jobs(root: Path) -> Iterator[Callable[[], Nodes]]:
+    """Starts a head with a dashboard, which takes jobs, and has room for two workers."""
+    started: list[Nodes] = []
+
+    def start() -> Nodes:
+        folder = root / f"jobs{len(started)}"
+        jobs = Nodes(folder, num=0, num_cpus=2, include_dashboard=True)
+        started.append(jobs)
+        return jobs
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_RUNTIME_ENV_TEMPORARY_REFERENCE_EXPIRATION_S", "1")
+        yield start
+    for jobs in started:
+        jobs.close()
+
+
+@pytest.fixture(scope="module")
+def jobs(start_jobs: Callable[[], Nodes]) -> Nodes:
+    return start_jobs()
+
+
+@pytest.fixture
+def submit(make, jobs: Nodes) -> Iterator[Callable[..., AsJob]]:
+    begun: list[AsJob] = []
+
+    def submit(
+        case: Case, workers: int = 2, runtime_env: Mapping[str, object] | None = None, **settings
+    ) -> AsJob:
+        kind = partial(AsJob, jobs, runtime_env or {})
+        run = make(case, jobs.address, settings_of(case, workers, settings), kind)
+        begun.append(run)
+        return run
+
+    yield submit
+    for run in begun:
+        run.close()
+
+
+def test_stopped_killed_and_submitted_again(submit, jobs, undisturbed) -> None:
+    """`ray job stop`; SIGKILL for the driver; to the end. One line, one MLflow run, nothing left behind."""
+    run = submit(EVERYTHING, tracking__enabled=True, checkpoint__every_steps=10).start().at(step=6)
+    run.stop_job()
+    stopped = len(run.steps)
+    assert run.checkpoints == [stopped]
+    assert run.status["state"] == "STOPPED"
+    jobs.check_idle()
+    run.start().at(step=stopped + 5)
+    run.until(lambda: 10 in run.checkpoints, "the checkpoint")
+    run.kill_driver()
+    jobs.check_idle()
+    assert run.job_status is JobStatus.FAILED
+    run.start().finish()
+    assert run.job_status is JobStatus.SUCCEEDED
+    jobs.check_idle()
+    assert [step["attempt"] for step in run.steps] == [1] * stopped + [2] * (10 - stopped) + [3] * 30
+    assert run.line == undisturbed(EVERYTHING)
+    assert run.tracked.status == "FINISHED"
+    assert run.tracked.tags["attempt"] == "3"
+
+
+def test_a_cluster_is_lost_and_another_takes_over(submit, start_jobs, undisturbed) -> None:
+    """A head with a node; all machines are switched off, the driver with them."""
+    jobs = start_jobs()
+    run = submit(EVERYTHING, checkpoint__every_steps=10).move(jobs).start().at(step=14)
+    run.until(lambda: run.checkpoints == [10], "the checkpoint")
+    jobs.lose_all()
+    run.forget().move(start_jobs())
+    run.start().finish()
+    assert [step["attempt"] for step in run.steps] == [1] * 10 + [2] * 30
+    assert run.line == undisturbed(EVERYTHING)
+
+
+def test_the_environment_of_a_job_on_a_node_that_comes_late(submit, jobs, undisturbed, tmp_path) -> None:
+    """The job's package has long been fetched by the others. On one node it cannot be unpacked."""
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "module.py").write_text("")
+    run = submit(EVERYTHING, workers=3, runtime_env={"working_dir": str(tmp_path / "package")})
+    run.start(whole=False).grow(to=2)
+    broken = jobs.add(temp_dir=f"{jobs.folder}-b")
+    place = Path(broken.session) / "runtime_resources" / "working_dir_files"
+    shutil.rmtree(place, ignore_errors=True)
+    place.touch()
+    run.until(lambda: bool(run.events("worker_start_failed")), "the failed start")
+    assert "working_dir" in run.events("worker_start_failed")[0]["reason"]
+    assert run.more(steps=2).status["world"] == 2
+    jobs.lose(broken)
+    jobs.add(temp_dir=f"{jobs.folder}-c")
+    run.grow().finish()
+    assert not run.events("worker_lost")
+    assert run.line == undisturbed(EVERYTHING)
