@@ -45,6 +45,22 @@ class Unused(Net):
 
 class Broken(Net):
     def loss(self, model, batch): return batch["y"]
+
+class Headless(Net):
+    def build_model(self):
+        return helper()
+
+class Closure(Net):
+    def build_optimizer(self, model): return torch.optim.LBFGS(model.parameters())
+
+class Plateau(Net):
+    def build_scheduler(self, optimizer): return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+
+class Sparse(Net):
+    def build_optimizer(self, model): return torch.optim.SparseAdam(model.parameters())
+
+def helper():
+    return torch.nn.Linear(2, 1)(torch.zeros(3))
 """
 
 
@@ -113,6 +129,13 @@ def test_plan_refuses_what_cannot_run(job_file: Path, override: str, fault: str)
     assert done.exception.faults[0].startswith(fault)
 
 
+def test_plan_says_where_the_model_failed(job_file: Path) -> None:
+    done = CliRunner().invoke(plan, [str(job_file), "--set", "task.class=plan_tasks:Headless"])
+    assert done.exit_code == 1
+    assert "Headless.build_model raised RuntimeError" in done.stderr
+    assert "(plan_tasks.py:35, in helper)" in done.stderr
+
+
 def examine(job_file: Path, *overrides: str) -> Result:
     sets = [part for override in overrides for part in ("--set", override)]
     storage = ["--storage", str(job_file.parent / "runs")]
@@ -136,7 +159,14 @@ def test_doctor_finds_a_good_job_good(job_file: Path) -> None:
         ("task.class=plan_tasks:Infinite", "loss .*is not finite -> look at the first batch"),
         ("task.class=plan_tasks:PerRow", r"loss .*Tensor \[4, 1\] -> return a scalar"),
         ("task.class=plan_tasks:Unused", "loss .*no parameter has a gradient -> loss"),
-        ("task.class=plan_tasks:Broken", "first step .*KeyError: 'y'"),
+        ("task.class=plan_tasks:Broken", r"first step .*KeyError: 'y' \(plan_tasks.py:19, in loss\)$"),
+        (
+            "task.class=plan_tasks:Headless",
+            r"task .*Headless.build_model raised RuntimeError: .*\(plan_tasks.py:35, in helper\)$",
+        ),
+        ("task.class=plan_tasks:Closure", "task .*LBFGS.step needs closure, .*Use .* such as AdamW or SGD"),
+        ("task.class=plan_tasks:Plateau", "task .*ReduceLROnPlateau.step needs metrics, .*Use a scheduler"),
+        ("task.class=plan_tasks:Sparse", "first step .*SparseAdam does not support dense gradients"),
         ("data.train.path=nowhere", "first step .*data.train: no file or folder at .*nowhere"),
         ("world.gpus_per_worker=1000", "gpus .*of 4000 needed -> lower world.max"),
     ],
