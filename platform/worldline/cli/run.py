@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from worldline.cli.options import job_argument, set_option, storage_option
+from worldline.job.load import load_job, search_path
 
 TRY_AGAIN = 75
 
@@ -33,14 +34,15 @@ def run(job_file: Path, overrides: tuple[str, ...], storage: str | None, resume:
 
 
 def _run(job_file: Path, overrides: tuple[str, ...], storage: str | None, resume: str) -> int:
+    # A fault of the job file itself is told before seconds of imports, torch and Ray among them.
+    job = load_job(job_file, overrides)
+
     from worldline.api import train
     from worldline.checkpoint.manifest import CheckpointError
     from worldline.control.lease import LeaseHeld
-    from worldline.job.load import load_job, search_path
     from worldline.storage import StorageError
     from worldline.tracking.console import make_console
 
-    job = load_job(job_file, overrides)
     try:
         result = train(
             job,
@@ -60,7 +62,7 @@ def _run(job_file: Path, overrides: tuple[str, ...], storage: str | None, resume
 
 def _stop_before_it_begins(*_: object) -> None:
     """Until the run itself takes the signal."""
-    click.echo("stopped before the training began: SIGTERM", err=True)
+    click.echo("stopped before the training began: SIGTERM; run the same command again to begin", err=True)
     raise SystemExit(TRY_AGAIN)
 
 
