@@ -70,6 +70,7 @@ def job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restore_process: N
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plan_tasks.py").write_text(TASKS)
+    (tmp_path / "plan_broken.py").write_text("1 / 0")
     pq.write_table(pa.table({"x": np.arange(105.0)}), tmp_path / "rows.parquet", row_group_size=10)
     path = tmp_path / "job.yaml"
     path.write_text(JOB.replace("DATA", str(tmp_path / "rows.parquet")))
@@ -118,6 +119,11 @@ def test_efficiency_is_the_mean_share_over_the_largest(job_file: Path, num_shard
         (
             "data.train.transform=plan_tasks:nothing",
             "data.train: module 'plan_tasks' has no function 'nothing'",
+        ),
+        (
+            "data.train.transform=plan_broken:f",
+            "data.train: importing 'plan_broken', where transform 'plan_broken:f' is, raised "
+            "ZeroDivisionError: division by zero (",
         ),
         ("batch.rows_per_shard=100", "data.train: the data set under"),
         ("task.class=plan_tasks:Nte", "task.class: 'plan_tasks' has no 'Nte'; did you mean 'Net'?"),
