@@ -1,15 +1,17 @@
 """After any change of the world the state is the one that it was: on all ranks, and in the file.
 
-What others saw go wrong, and where it is shown here not to (the rest of a case in parentheses):
+What others saw go wrong, and where it is shown not to here:
 
-    the schedule runs world-size times too fast         the next two (test_same_state.py of tests/unit)
-    optimizer state only loads at the world it had      test_one_checkpoint_goes_on_in_two_worlds (the same)
-    "restored" is said, and the epoch begins anew       test_one_checkpoint_goes_on_in_two_worlds (for a state
-                                                        that cannot be restored: tests/unit/test_rehearsal.py)
-    random state is kept by device                      test_one_checkpoint_goes_on_in_two_worlds
-    running statistics differ between ranks             test_buffers_are_one_on_all_ranks_and_in_the_file
-    only one worker read the newest checkpoint          test_who_differs_is_named_and_never_mixed
-                                                        (tests/unit/test_runner.py)
+    huggingface/accelerate#2142       the schedule runs world-size times too fast: one checkpoint in two
+                                      worlds; tests/unit/test_same_state.py
+    deepspeedai/DeepSpeed#2898        optimizer state loads only in the world that wrote it: the same two
+    ray-project/ray#46814             "restored" is said and the epoch begins anew: one checkpoint in two
+                                      worlds; a state that cannot be put back: tests/unit/test_rehearsal.py
+    huggingface/transformers#14554    random state is kept by device: one checkpoint in two worlds; masks:
+                                      tests/unit/test_same_state.py
+    facebookresearch/detectron2#5398  running statistics differ between ranks: buffers are one
+    intelligent-machine-learning/dlrover#770  one worker alone read the checkpoint: who differs is named;
+                                      tests/unit/test_runner.py
 """
 
 from __future__ import annotations

@@ -1,14 +1,16 @@
 """Work that is not the same on every rank: nobody waits for ever, and the step is one for all.
 
-What others saw go wrong, and where it is shown here not to (the rest of a case in parentheses):
+What others saw go wrong, and where it is shown not to here:
 
-    one process dies, the rest wait for ever            test_a_death_in_mid_step_before_any_checkpoint
-    ranks take different numbers of batches             test_micro_batches_of_an_interrupted_step_count_once
-                                                        (rows that come short: tests/unit/test_engine.py)
-    an incomplete accumulation window is dropped        test_micro_batches_of_an_interrupted_step_count_once
-    one rank is out of memory, the others block         the next two (tests/unit/test_runner.py)
-    ranks log metrics of different names                test_what_one_rank_alone_says_and_meets
-                                                        (tests/unit/test_metrics.py, test_engine.py)
+    pytorch/pytorch#17113             one process dies, the rest wait for ever: a death in mid-step
+    ray-project/ray#66085             ranks take different numbers of batches: micro-batches count once; rows
+                                      that come short: tests/unit/test_engine.py
+    Lightning-AI/pytorch-lightning#19987  an incomplete accumulation window is dropped or divided by the
+                                      wrong count: micro-batches count once; tests/unit/test_engine.py
+    pytorch/pytorch#44353             one rank is out of memory, the others block: what one rank alone meets;
+                                      rows that the task leaves out; tests/unit/test_runner.py
+    Lightning-AI/pytorch-lightning#19106  ranks log other names of metrics: what one rank alone says;
+                                      tests/unit/test_metrics.py, tests/unit/test_engine.py
 """
 
 from __future__ import annotations
