@@ -510,7 +510,7 @@ class History(RuleBasedStateMachine):
             assert len(self.membership.current) >= self.limits.min
 
 
-History.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+History.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestHistory = History.TestCase
 
 

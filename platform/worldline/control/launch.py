@@ -32,6 +32,7 @@ from worldline.job.load import extend_path, job_digest, load_task
 from worldline.job.spec import Job
 from worldline.storage import Storage, open_storage
 from worldline.tracking.console import Console
+from worldline.tracking.ending import GO_ON
 from worldline.tracking.log import EVALUATIONS, EVENTS, STEPS, EvaluationLog, EventLog, StepLog
 from worldline.tracking.mlflow import FinalStatus, MlflowDelivery
 from worldline.tracking.status import RunState, StatusWriter
@@ -140,7 +141,8 @@ class _Attempt:
             state, what = RunState.FAILED, f"the driver itself failed: {type(error).__name__}: {error}"
             if isinstance(error, KeyboardInterrupt):
                 state, what = RunState.STOPPED, "interrupted a second time, before all was saved"
-            self._journal.close(state, what, f"{state.lower()}: {what}")
+            go_on = GO_ON if state is RunState.STOPPED else ""
+            self._journal.close(state, what, f"{state.lower()}: {what}{go_on}")
             raise
 
     def close(self) -> None:
@@ -269,6 +271,7 @@ class _Attempt:
             f"{conclusion.state.lower()} at step {status.step} of {self._last_step}"
             + (f": {conclusion.reason}" if conclusion.reason else "")
             + f"; {status.incidents} incidents; {self._folder}"
+            + (GO_ON if conclusion.state is RunState.STOPPED and not self._lease_lost else "")
             + (f"\n{shortfall}" if shortfall else "")
         )
         self._journal.close(conclusion.state, conclusion.reason, summary)

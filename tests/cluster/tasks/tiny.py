@@ -137,3 +137,8 @@ class Parent(Tiny):
 class Headless(Tiny):
     def build_model(self) -> nn.Module:
         raise RuntimeError("there is no model today")
+
+
+class Closure(Tiny):
+    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.LBFGS(model.parameters())
