@@ -131,7 +131,6 @@ class Sensors:
                 self._generation_ended(signal.id, signal.end)
             case Fetched():
                 if signal.reports is not None:
-                    self.membership = self.membership.heard(signal.id, now)
                     self._see_position(signal.id, signal.reports.position, now)
                     for item in signal.reports.items:
                         if isinstance(item, Met):
