@@ -9,7 +9,7 @@ from pathlib import Path
 
 from worldline.control import assemble
 from worldline.control.budget import Budget
-from worldline.control.chaos import Script, schedule
+from worldline.control.chaos import Script
 from worldline.control.cluster import Cluster, connect
 from worldline.control.controller import Controller, Parts
 from worldline.control.ending import FINISHED, Conclusion
@@ -24,6 +24,7 @@ from worldline.control.reference import Reference
 from worldline.control.restore import RestorePoint, restore_point
 from worldline.control.runs import keep_manifest, open_run
 from worldline.control.saves import Saves
+from worldline.control.schedule import schedule
 from worldline.control.signals import LeaseLost, Signals
 from worldline.control.survey import Data, survey
 from worldline.events import EventKind
