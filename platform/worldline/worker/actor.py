@@ -11,8 +11,18 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from worldline.events import StepRecord
+from worldline.worker.family import Family
 from worldline.worker.mailbox import Mailbox
-from worldline.worker.orders import GenerationEnd, GenerationOrder, Hello, Invitation, Reports, Setup
+from worldline.worker.notice import Notices
+from worldline.worker.orders import (
+    GenerationEnd,
+    GenerationOrder,
+    Hello,
+    Invitation,
+    Notice,
+    Reports,
+    Setup,
+)
 from worldline.world import Position
 
 if TYPE_CHECKING:
@@ -29,14 +39,18 @@ class Worker:
     this worker and returns how it ended; as it is always pending, it also tells the controller at once when
     the process dies. `meet`, `halt`, `abandon`, `fetch` and the others answer meanwhile, in other threads.
     Each generation's number fences it: an order of an old generation changes nothing in a newer one.
+    SIGTERM is told as a report; the process and all that it has started end together.
     """
 
     def __init__(self) -> None:
+        # Before anything of the job's runs, as that may start processes.
+        self._family = Family.if_possible()
         self._mailbox = Mailbox()
         self._orders: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._built: Built | None = None
         # A thread of our own: torch keeps its number of threads by thread, and Ray gives none for long.
         threading.Thread(target=self._serve, name="training", daemon=True).start()
+        self._notices = Notices(self._tell)  # in the main thread, where Ray makes actors
 
     def prepare(self, setup: Setup) -> Hello:
         """Import, build and check everything. Raises what the job's code raises."""
@@ -98,6 +112,11 @@ class Worker:
     def close(self, timeout_s: float) -> bool:
         """Finish what is being written; whether that was done in time."""
         return self._built is None or self._built.runner.close(timeout_s)
+
+    def _tell(self, notice: Notice) -> bool:
+        """Only who is ready has something to lose, and is listened to."""
+        self._mailbox.post(notice)
+        return self._built is not None
 
     def _ready(self) -> Built:
         if self._built is None:

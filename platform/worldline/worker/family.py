@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import subprocess
@@ -10,6 +11,8 @@ import sys
 from worldline.worker import guardian
 
 START_S = 30.0
+
+logger = logging.getLogger(__name__)
 
 
 class Family:
@@ -32,6 +35,15 @@ class Family:
         self._mapping = _named_mapping(guardian.mapping(self.token))
         _start_guardian(self.token)
         os.environ[guardian.MARK] = self.token
+
+    @classmethod
+    def if_possible(cls) -> Family | None:
+        """None, and a line in the worker's log, where there can be no guardian: Ray does what it does."""
+        try:
+            return cls()
+        except (OSError, AttributeError, subprocess.SubprocessError) as error:
+            logger.warning("what this worker starts may outlive it: %s: %s", type(error).__name__, error)
+            return None
 
 
 def _named_mapping(name: str) -> mmap.mmap:

@@ -32,7 +32,7 @@ CALM = 3
 
 
 def guard(worker: int, raylet: int, group: int, token: str) -> None:
-    """Return when the worker and its family are gone. worker, raylet: descriptors, the latter -1 for none."""
+    """Return when the worker and its family are gone. worker, raylet: pidfds."""
     _wait(worker, raylet)
     deadline = time.monotonic() + SWEEP_S
     calm = 0
@@ -54,8 +54,7 @@ def mapping(token: str) -> str:
 def _wait(worker: int, raylet: int) -> None:
     ends = select.poll()
     ends.register(worker, select.POLLIN)
-    if raylet >= 0:
-        ends.register(raylet, select.POLLIN)
+    ends.register(raylet, select.POLLIN)
     while worker not in {fd for fd, _ in ends.poll()}:
         ends.unregister(raylet)
         try:
