@@ -36,8 +36,8 @@ Refer to the documentation on how to address the out of memory issue: https://do
 
 KILLED = """The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker \
 exit detail: Worker unexpectedly exits with a connection error code 2. End of file. Some common causes \
-include: (1) the process was killed by the OOM killer due to high memory usage, (2) ray stop --force was called, or \
-(3) the worker crashed unexpectedly due to SIGSEGV or another unexpected error."""
+include: (1) the process was killed by the OOM killer due to high memory usage, (2) ray stop --force was \
+called, or (3) the worker crashed unexpectedly due to SIGSEGV or another unexpected error."""
 
 TERMINATED = """The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker \
 exit detail: Worker exits unexpectedly by a signal. SystemExit is raised (sys.exit is called). Exit code: 1. \
