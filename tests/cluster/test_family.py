@@ -38,7 +38,7 @@ if grandchild:
 held = open(lock, "w")
 fcntl.flock(held, fcntl.LOCK_EX)
 open(f"{lock}.held", "w").close()
-time.sleep(600)
+time.sleep(300)
 """
 
 
@@ -50,19 +50,19 @@ def subject_class() -> type[Worker]:
             """Start processes that hold a lock each. Returns this process's pid and the files they lock."""
             import subprocess
 
-            names = ["child", "grandchild", "session", "fork"]
-            child, grandchild, session, fork = (os.path.join(folder, name) for name in names)
+            names = ["child", "grandchild", "session", "in the session", "fork"]
+            locks = [os.path.join(folder, name) for name in names]
             python = [sys.executable, program]
-            subprocess.Popen([*python, child, grandchild])
-            subprocess.Popen([*python, session, ""], start_new_session=True)
+            subprocess.Popen([*python, *locks[:2]])
+            subprocess.Popen([*python, *locks[2:4]], start_new_session=True)
             if not os.fork():
                 os.setsid()
-                held = os.open(fork, os.O_CREAT | os.O_RDWR)
+                held = os.open(locks[4], os.O_CREAT | os.O_RDWR)
                 fcntl.flock(held, fcntl.LOCK_EX)
-                os.close(os.open(f"{fork}.held", os.O_CREAT))
+                os.close(os.open(f"{locks[4]}.held", os.O_CREAT))
                 while True:
-                    time.sleep(600)
-            return os.getpid(), [child, grandchild, session, fork]
+                    time.sleep(300)
+            return os.getpid(), locks
 
         def be_ready(self) -> int:
             self._built: Any = object()
@@ -72,7 +72,7 @@ def subject_class() -> type[Worker]:
             return self._mailbox.fetch(wait_s)
 
         def wait(self) -> None:
-            time.sleep(600)
+            time.sleep(300)
 
         def leave(self) -> None:
             ray.actor.exit_actor()

@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from worldline.worker import guardian
-
 SPAWN = "subprocess.Popen([sys.executable, '-S', '-c', {code!r}], pass_fds=[alive], **{options})"
-SLEEP = "import time; time.sleep(600)"
+SLEEP = "import time; time.sleep(300)"
 
 
 def program(code: str, **options: object) -> str:
@@ -20,7 +18,7 @@ def program(code: str, **options: object) -> str:
 
 
 def fork(code: str) -> str:
-    return f"if not os.fork():\n    {code}\n    time.sleep(600)"
+    return f"if not os.fork():\n    {code}\n    time.sleep(300)"
 
 
 CHILDREN = {
@@ -44,7 +42,7 @@ alive = int(sys.argv[1])
 family = Family()
 {start}
 print(family.token, flush=True)
-time.sleep(600)
+time.sleep(300)
 """
 
 
@@ -98,7 +96,7 @@ class Worker:
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
-        guardian.sweep(self.pid, self.token)
+        self.gone(within_s=20)
         os.close(self._read)
 
 

@@ -3,7 +3,7 @@
 It waits for the end of the worker or of the raylet that started it; without its raylet a worker is of no use
 to anybody, and keeps what it holds, so it is ended. Then every process of the worker's family gets SIGKILL,
 until CALM looks in a row find none or SWEEP_S is over. (One look can miss a process whose parent forks it and
-ends meanwhile.) Of the family are
+ends meanwhile.) Of the family are, among those that are not older than the worker,
 
   - members of the worker's process group;
   - programs started with the worker's environment, of which MARK is part, in whatever session;
@@ -31,24 +31,58 @@ PAUSE_S = 0.02
 CALM = 3
 
 
-def guard(worker: int, raylet: int, group: int, token: str) -> None:
-    """Return when the worker and its family are gone. worker, raylet: pidfds."""
-    _wait(worker, raylet)
-    deadline = time.monotonic() + SWEEP_S
-    calm = 0
-    while calm < CALM and time.monotonic() < deadline:
-        calm = 0 if sweep(group, token) else calm + 1
-        time.sleep(PAUSE_S)
+class Descendants:
+    """Of the process `ancestor`, which must be alive when this is made and leads its process group."""
 
+    def __init__(self, ancestor: int, token: str) -> None:
+        self._group = ancestor
+        self._program = _program(ancestor)
+        self._since = _stat(ancestor)[2]
+        self._entry = f"{MARK}={token}".encode()
+        self._mapping = mapping(token).encode()
 
-def sweep(group: int, token: str) -> int:
-    """Kill all of the family that are alive. Returns how many were found."""
-    others = {int(name) for name in os.listdir("/proc") if name.isdigit()} - {os.getpid()}
-    return sum(_end(pid, group, token) for pid in others)
+    def kill(self) -> int:
+        """All that are alive, the ancestor too. Returns how many were found."""
+        others = {int(name) for name in os.listdir("/proc") if name.isdigit()} - {os.getpid()}
+        return sum(self._end(pid) for pid in others)
+
+    def _end(self, pid: int) -> bool:
+        try:
+            process = os.pidfd_open(pid)
+        except OSError:
+            return False
+        try:
+            if not self._include(pid):
+                return False
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+            return True
+        except OSError:  # gone meanwhile, or another user's
+            return False
+        finally:
+            os.close(process)
+
+    def _include(self, pid: int) -> bool:
+        state, group, start = _stat(pid)
+        if state in b"ZX" or start < self._since:
+            return False
+        if group == self._group or self._entry in _read(pid, "environ").split(b"\0"):
+            return True
+        # A fork runs the same program. Only then look through its mappings, which may be thousands.
+        return _program(pid) == self._program and self._mapping in _read(pid, "maps")
 
 
 def mapping(token: str) -> str:
     return f"worldline-{token}"
+
+
+def guard(worker: int, raylet: int, descendants: Descendants) -> None:
+    """Return when the worker and its descendants are gone. worker, raylet: pidfds."""
+    _wait(worker, raylet)
+    deadline = time.monotonic() + SWEEP_S
+    calm = 0
+    while calm < CALM and time.monotonic() < deadline:
+        calm = 0 if descendants.kill() else calm + 1
+        time.sleep(PAUSE_S)
 
 
 def _wait(worker: int, raylet: int) -> None:
@@ -63,31 +97,14 @@ def _wait(worker: int, raylet: int) -> None:
             return
 
 
-def _end(pid: int, group: int, token: str) -> bool:
-    try:
-        process = os.pidfd_open(pid)
-    except OSError:
-        return False
-    try:
-        if not _belongs(pid, group, token):
-            return False
-        signal.pidfd_send_signal(process, signal.SIGKILL)
-        return True
-    except OSError:  # gone meanwhile, or another user's
-        return False
-    finally:
-        os.close(process)
+def _stat(pid: int) -> tuple[bytes, int, int]:
+    """State, process group and start time."""
+    fields = _read(pid, "stat").rpartition(b")")[2].split()  # the command before may hold spaces and brackets
+    return fields[0], int(fields[2]), int(fields[19])
 
 
-def _belongs(pid: int, group: int, token: str) -> bool:
-    state, _, found, *_ = _read(pid, "stat").rpartition(b")")[2].split()
-    if state in b"ZX":
-        return False
-    return (
-        int(found) == group
-        or f"{MARK}={token}".encode() in _read(pid, "environ").split(b"\0")
-        or mapping(token).encode() in _read(pid, "maps")
-    )
+def _program(pid: int) -> str:
+    return os.readlink(f"/proc/{pid}/exe")
 
 
 def _read(pid: int, name: str) -> bytes:
@@ -95,13 +112,14 @@ def _read(pid: int, name: str) -> bytes:
         return file.read()
 
 
-def main(worker: str, raylet: str, group: str, token: str) -> None:
+def main(worker: str, raylet: str, pid: str, token: str) -> None:
+    descendants = Descendants(int(pid), token)
     # No child of the worker's, which Ray would kill with the others before the worker is gone.
     if os.fork():
         os._exit(0)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    guard(int(worker), int(raylet), int(group), token)
+    guard(int(worker), int(raylet), descendants)
 
 
 if __name__ == "__main__":
