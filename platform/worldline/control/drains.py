@@ -33,7 +33,7 @@ class NodeDraining:
 
 
 class ApiMoved(RuntimeError):
-    """This version of Ray has not a private name that is needed here."""
+    """This version of Ray lacks a private name that is needed here."""
 
 
 class Drains:
