@@ -193,6 +193,9 @@ class Cluster:
         self.killed.append(id)
         self.workers.pop(id, None)
 
+    def bury(self, id):
+        self.workers.pop(id, None)
+
     def dismiss(self, id):
         self.workers.pop(id, None)
 

@@ -12,6 +12,7 @@ from worldline.control.budget import Budget
 from worldline.control.chaos import Script
 from worldline.control.cluster import Cluster, connect
 from worldline.control.controller import Controller, Parts
+from worldline.control.drains import Drains
 from worldline.control.ending import FINISHED, Conclusion
 from worldline.control.inbox import Inbox
 from worldline.control.injector import Injector
@@ -216,7 +217,8 @@ class _Attempt:
                 injector=self._make_injector(cluster),
             )
         )
-        return controller.run()
+        with Drains(self._signals.post):
+            return controller.run()
 
     def _make_injector(self, cluster: Cluster) -> Injector | None:
         if self._chaos is None:
