@@ -41,7 +41,7 @@ def test_a_raylet_dies_alone(on_nodes, undisturbed) -> None:
     run = on_nodes(EVERYTHING, checkpoint__every_steps=20).start().at(step=19)
     zombie = run.members[1]
     run.hold("state-20", zombie).open(step=20).held("state-20")
-    run.kill_raylet(of_rank=1).at(step=22, within=60)
+    run.kill_raylet(of_rank=1).at(step=22)
     assert run.status["world"] == 2
     run.release("state-20").finish()
     assert run.checkpoints == [20, 40]
@@ -56,13 +56,13 @@ def test_what_was_frozen_and_passed_by_cannot_write(on_nodes, undisturbed) -> No
     run = on_nodes(EVERYTHING, checkpoint__every_steps=20, failure__timeout_s=3).start().at(step=5)
     run.kill(rank=1).more(steps=1)
     [late] = run.hold("load").joiners().lead_to("load")
-    run.freeze_processes(late).release("load").more(steps=1, within=60)
+    run.freeze_processes(late).release("load").more(steps=1)
     assert run.status["world"] == 2
     run.thaw().grow().at(step=19)
     assert late not in run.members.values()
     late = run.members[2]
     run.hold("state-20", late).open(step=20).held("state-20")
-    run.freeze(rank=2).release("state-20").at(step=22, within=60)
+    run.freeze(rank=2).release("state-20").at(step=22)
     assert run.checkpoints == [20]
     before = run.manifest(20)
     run.thaw().more(steps=3)
@@ -77,9 +77,9 @@ def test_a_silent_node(on_nodes, nodes, undisturbed) -> None:
     nodes.add(link=Link(nodes.machine))
     run = on_nodes(EVERYTHING, workers=4, failure__timeout_s=3).start()
     [linked] = [rank for node, rank in run.ranks_by_node.items() if nodes[node].link]
-    run.at(step=5).pull_link(of_rank=linked).more(steps=2, within=30)
+    run.at(step=5).pull_link(of_rank=linked).more(steps=2)
     assert run.status["world"] == 3
-    run.freeze_node(of_rank=0).more(steps=2, within=30)
+    run.freeze_node(of_rank=0).more(steps=2)
     assert run.status["world"] == 2
     run.finish()
     assert not run.events("restored")
@@ -99,7 +99,7 @@ def test_children_end_with_their_worker(on_nodes, undisturbed, what: str) -> Non
     if what == "worker":
         run.kill(rank=1).more(steps=2).grow()
     else:
-        run.kill_raylet(of_rank=1).at(step=7, within=60)
+        run.kill_raylet(of_rank=1).at(step=7)
     run.finish()
     assert not run.events("worker_start_failed")
     assert run.line == undisturbed(EVERYTHING)
