@@ -5,7 +5,7 @@ INSTALLED := .venv/installed
 STDLIB := data/stdlib
 DIGITS := data/digits
 
-.PHONY: venv test lint unit data demo bench bench-elastic ui clean
+.PHONY: venv test lint unit data demo bench bench-elastic soak ui clean
 
 venv: $(INSTALLED)
 
@@ -45,6 +45,9 @@ bench: venv
 
 bench-elastic: venv
 	$(BIN)/python tests/bench/recovery.py
+
+soak: venv
+	$(BIN)/python tests/bench/soak.py
 
 ui: venv
 	$(BIN)/mlflow ui --backend-store-uri sqlite:///runs/mlflow.db

@@ -8,13 +8,14 @@ if TYPE_CHECKING:
     from worldline.api import train
     from worldline.control.launch import Result
     from worldline.job.spec import Job
-    from worldline.task import Batch, Loss, Task
+    from worldline.task import Batch, Loss, Peers, Task
 
-__all__ = ["Batch", "Job", "Loss", "Result", "Task", "train"]
+__all__ = ["Batch", "Job", "Loss", "Peers", "Result", "Task", "train"]
 
 _HOMES = {
     "Batch": "worldline.task",
     "Loss": "worldline.task",
+    "Peers": "worldline.task",
     "Task": "worldline.task",
     "Job": "worldline.job.spec",
     "Result": "worldline.control.launch",

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from worldline.control.chaos import Script
 from worldline.control.launch import Result, launch
 from worldline.control.runs import set_aside
 from worldline.job.faults import JobError, validation_faults
@@ -23,12 +24,14 @@ def train(
     resume: bool = True,
     search: Sequence[Path] = (),
     console: Console | None = None,
+    chaos: Script | None = None,
 ) -> Result:
     """Train a job to its last step and say how that ended.
 
     job: a `Job`, or its content as in a job file. storage: where runs live; before the job's own, default
     ./runs. resume: go on with the run of this name, if there is one; otherwise it is set aside. search:
-    folders for the task's module, before Python's own path; the working directory is always searched. Blocks.
+    folders for the task's module, before Python's own path; the working directory is always searched. chaos:
+    what shall go wrong on the way. Blocks.
 
     Raises JobError for a bad job, LeaseHeld if another driver has the run, NoUsableCheckpoint and
     StorageError.
@@ -43,4 +46,4 @@ def train(
     url = os.fspath(storage) if storage is not None else job.checkpoint.storage or DEFAULT_STORAGE
     if not resume:
         set_aside(url, job.name)
-    return launch(job, url, [*search, Path.cwd()], console or make_console())
+    return launch(job, url, [*search, Path.cwd()], console or make_console(), chaos)

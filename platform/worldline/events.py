@@ -13,8 +13,11 @@ class EventKind(StrEnum):
     GENERATION_FORMED = "generation_formed"  # a new process group trains
     WORKER_LOST = "worker_lost"  # a member died or did not answer
     WORKER_REQUESTED = "worker_requested"
+    DRAINING = "draining"  # workers shall leave by a deadline
+    WORKER_RELEASED = "worker_released"  # it left as planned, or was more than is wanted
     WORKER_READY = "worker_ready"  # a standby may be admitted
     WORKER_START_FAILED = "worker_start_failed"
+    HANG = "hang"  # no step was completed in time; the diagnosis names who and where
     COLLECTIVE_FAILED = "collective_failed"  # a process group broke, no member is known dead
     TASK_ERROR = "task_error"  # the user's code raised
     NONFINITE = "nonfinite"  # a loss or gradient was NaN or infinite
@@ -25,6 +28,8 @@ class EventKind(StrEnum):
     RESTORED = "restored"  # state came from a checkpoint
     DEGRADED = "degraded"  # a promise holds less than configured, with the reason
     STOP_REQUESTED = "stop_requested"
+    RESIZED = "resized"  # somebody asked for another number of workers
+    FAULT_INJECTED = "fault_injected"  # the fault script did something to a worker
     FINISHED = "finished"
     FAILED = "failed"
     STOPPED = "stopped"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -25,6 +25,28 @@ class Loss:
     sum: torch.Tensor
     weight: float | torch.Tensor
     metrics: Mapping[str, float | torch.Tensor] = field(default_factory=dict)
+
+
+class Peers(Protocol):
+    """The workers that completed a step together, for the task's own collectives in `after_step`.
+
+    rank: this worker's, from 0 on; size: how many they are. Both change over a run, and so does who has
+    which rank.
+    """
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def gather(self, name: str, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """The tensors that all workers give, by rank: copies, on the device of `tensor`, without gradients.
+
+        Every worker must make the same calls in the same order, with the same name, dtype and shape. Where
+        they differ all raise `worldline.worker.peers.CollectiveMismatch`, which says who called what. To be
+        called from the thread that runs `after_step`.
+        """
 
 
 class Task(ABC):
@@ -59,3 +81,12 @@ class Task(ABC):
     def evaluate(self, model: torch.nn.Module, batch: Batch) -> Mapping[str, float | torch.Tensor]:
         """Optional: name -> mean over the rows of `batch`. Every validation row is seen exactly once."""
         raise NotImplementedError(f"{type(self).__name__} defines no evaluate()")
+
+    def after_step(self, step: int, peers: Peers) -> None:  # noqa: B027
+        """Optional: look at what was trained, after `step` steps are completed, on every worker alike.
+
+        Must leave the model, the optimizer and the scheduler as they are. Called by each worker once it has
+        completed a step; not for steps that it takes over from others. If it raises, or a worker is lost
+        meanwhile, the step stays completed, and it is not called for this step again. Steps that are
+        done again, as all who had completed them were lost, are followed by it again.
+        """

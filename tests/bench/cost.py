@@ -31,7 +31,7 @@ from data import write_rows
 from mlp import WIDTH, Mlp
 from torch.nn.parallel import DistributedDataParallel
 
-from worldline.collective.group import form_gloo
+from worldline.collective.forming import form_gloo
 from worldline.data.loader import Loader
 from worldline.data.plan import Plan
 from worldline.data.reader import LocalSource, WindowReader

@@ -4,6 +4,8 @@ equality.
 
 from __future__ import annotations
 
+import time
+
 import torch
 from torch import nn
 
@@ -13,11 +15,12 @@ WIDTH = 64
 
 
 class Mlp(worldline.Task):
-    """hidden: 640 gives 0.95 million parameters."""
+    """hidden: 640 gives 0.95 million parameters. pause_s: what a micro-batch takes beyond its computation."""
 
-    def __init__(self, hidden: int = 640, dropout: float = 0.1) -> None:
+    def __init__(self, hidden: int = 640, dropout: float = 0.1, pause_s: float = 0.0) -> None:
         self.hidden = hidden
         self.dropout = dropout
+        self.pause_s = pause_s
 
     def build_model(self) -> nn.Module:
         def block(inputs: int) -> list[nn.Module]:
@@ -31,4 +34,6 @@ class Mlp(worldline.Task):
         return torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     def loss(self, model: nn.Module, batch: worldline.Batch) -> torch.Tensor:
+        if self.pause_s:
+            time.sleep(self.pause_s)
         return nn.functional.mse_loss(model(batch["x"]).squeeze(1), batch["y"])

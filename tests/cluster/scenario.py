@@ -65,7 +65,8 @@ class Scenario(Records):
         (folder / "jobs").symlink_to(ROOT / "jobs")
         (folder / "data").symlink_to(rows)
         self.job = case.job_file(folder)
-        self._settings = {"name": "run", "digest_every_steps": 1, "tracking.enabled": False, **case.settings}
+        self._settings = {"name": "run", "digest_every_steps": 1, "tracking.enabled": False}
+        self._settings |= {"failure.hang_s": DEADLINE_S, **case.settings}  # a held run is no hang
         self._settings |= settings
         self._command = command
         self._environment = {**environment, MARK: str(folder)}

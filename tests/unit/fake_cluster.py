@@ -14,15 +14,24 @@ from worldline.checkpoint.manifest import directory, part_name
 from worldline.checkpoint.part import write_part
 from worldline.control.budget import Budget
 from worldline.control.controller import Controller, Parts
+from worldline.control.decisions import Limits
 from worldline.control.intake import Intake
 from worldline.control.journal import Journal
 from worldline.control.line import Line
 from worldline.control.membership import START
-from worldline.control.planner import Limits
 from worldline.control.reference import Reference
 from worldline.control.restore import restore_point
 from worldline.control.saves import Saves
-from worldline.control.signals import Ended, Fetched, Lost, Ready, Signals, StartFailed, StepsFetched
+from worldline.control.signals import (
+    Described,
+    Ended,
+    Fetched,
+    Lost,
+    Ready,
+    Signals,
+    StartFailed,
+    StepsFetched,
+)
 from worldline.events import EvaluationRecord, EventKind, StepRecord
 from worldline.storage import open_storage
 from worldline.tracking.log import (
@@ -87,6 +96,7 @@ class Worker:
     narrates: bool = False
     halted: int = 0
     frozen: bool = False
+    condition: object = None
     taint: str = ""
     """What makes this worker's state differ."""
     outbox: list = field(default_factory=list)
@@ -125,7 +135,7 @@ class Cluster:
 
     # As the controller sees it
 
-    def request(self):
+    def request(self, avoid=()):
         self.count += 1
         id = f"w{self.count}"
         self.workers[id] = Worker(id, self.clock() + START_S)
@@ -165,6 +175,11 @@ class Cluster:
             items, worker.outbox = tuple(worker.outbox), []
             self.signals.post(Fetched(id, Reports(items, worker.position, "compute")))
 
+    def inquire(self, id, generation):
+        worker = self.workers.get(id)
+        if worker is not None and not worker.frozen:
+            self.signals.post(Described(id, generation, worker.condition))
+
     def steps_after(self, id, step):
         worker = self.workers.get(id)
         records = None if worker is None else tuple(r for s, r in worker.records.items() if s > step)
@@ -172,6 +187,9 @@ class Cluster:
 
     def kill(self, id):
         self.killed.append(id)
+        self.workers.pop(id, None)
+
+    def dismiss(self, id):
         self.workers.pop(id, None)
 
     def dismiss_all(self):

@@ -134,7 +134,7 @@ def form(
     timeout_s: float = DEADLINE_S,
 ) -> Any:
     """In a peer: its place in a group; None in a world of one."""
-    from worldline.collective.group import form_gloo
+    from worldline.collective.forming import form_gloo
 
     if size == 1:
         return None

@@ -38,6 +38,14 @@ def test_a_bad_job_exits_78_with_every_fault(tmp_path: Path, command: str) -> No
     ]
 
 
+def test_a_storage_that_cannot_be_used_exits_78_and_says_what_can(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(JOB.replace("max: 0, mx: 2", "max: 2"))
+    done = worldline("run", tmp_path / "job.yaml", "--storage", "s3://bucket/runs")
+    assert done.returncode == 78
+    assert "--storage: cannot use s3://bucket/runs" in done.stderr
+    assert "give a folder that all nodes see" in done.stderr
+
+
 @pytest.mark.parametrize("arguments", [[], ["plna"], ["plan"], ["plan", "job.yaml", "--sett", "a=b"]])
 def test_wrong_usage_exits_64(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 64
@@ -63,7 +71,8 @@ def test_an_outcome_becomes_an_exit_code(outcome: object, code: int, monkeypatch
 
 
 def test_every_command_of_the_contract_is_there() -> None:
-    assert {"run", "status", "watch", "verify", "report", "plan", "doctor"} <= cli.commands.keys()
+    commands = "run status watch resize drain stop verify audit report plan doctor"
+    assert cli.commands.keys() == set(commands.split())
 
 
 def test_start_up_imports_nothing_heavy() -> None:

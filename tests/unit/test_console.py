@@ -14,12 +14,14 @@ from worldline.tracking.console import (
     Pace,
     PlainConsole,
     make_console,
+    progress_line,
 )
+from worldline.tracking.incidents import incidents
 from worldline.tracking.log import EVENTS, STEPS, EventLog, StepLog
 from worldline.tracking.narrate import Narrator, Sentence, Tone
 from worldline.tracking.numbers import duration
 from worldline.tracking.panel import NUM_SENTENCES, panel
-from worldline.tracking.status import RunState, Status, StatusWriter
+from worldline.tracking.status import DRAINING, RunState, Status, StatusWriter, WorkerStatus
 
 STATUS = Status(
     run="gpt", state=RunState.STARTING, reason="", step=0, steps=300, epoch=0, attempt=1, generation=0,
@@ -65,6 +67,13 @@ def test_plain_lines():
         "step   0/300  waiting: too few workers",
         "stopped at step 54",
     ]
+
+
+def test_who_stands_by_and_who_leaves_is_shown():
+    leaving = WorkerStatus(2, 2, 12, "n", "10.0.0.1", 7, DRAINING)
+    status = running(7, standbys=1, workers=(leaving,))
+    assert progress_line(status, 0.1, 5.0).endswith("3 of 4 workers  1 standing by  1 leaving  0:05 left")
+    assert "3 of 4 +1 -1" in "\n".join(drawn(status))
 
 
 def test_plain_lines_do_not_repeat_what_has_not_changed():
@@ -167,6 +176,18 @@ def test_the_story_of_a_loss():
         ("going on with 2 of 4 after 0.21 s while another worker starts", True),
         ("a worker joined, going on with 3 of 4 after 0.35 s", False),
     ]
+
+
+def test_the_story_of_a_hang():
+    hang = replace(LOST, kind=EventKind.HANG, reason="Rank 1 computes.", world_after=3, seconds=12.3)
+    expelled = replace(LOST, reason="rank 1 computes")
+    assert story(STARTED, hang, expelled, ASKED, FORMED) == [
+        ("3 of 4 workers start training", False),
+        ("no step for 12.30 s: Rank 1 computes.", False),
+        ("rank 1 computes", False),
+        ("going on with 2 of 4 after 0.21 s while another worker starts", True),
+    ]
+    assert [(i.event.kind, i.recovery_s) for i in incidents([hang, FORMED])] == [(EventKind.HANG, 0.2084)]
 
 
 def test_several_requests_are_one_sentence():

@@ -100,13 +100,15 @@ def test_below_min_the_survivor_keeps_its_state_until_another_comes(attempt):
     run.cluster.script[7] = lambda: run.cluster.die("w2")
     finished(run)
     assert run.worlds == [2, 2]
-    assert run.reasons(EventKind.WAITING) == ["1 of at least 2 workers are ready, 1 requested"]
+    assert run.reasons(EventKind.WAITING) == [
+        "1 of at least 2 workers are ready; asked Ray for 2: 1 ready, 0 starting, 1 pending"
+    ]
 
 
 def test_below_min_for_too_long(attempt):
     run = attempt(min=2)
     run.cluster.script[7] = lambda: run.cluster.die("w2")
-    run.cluster.request = lambda request=run.cluster.request: (
+    run.cluster.request = lambda avoid, request=run.cluster.request: (
         run.cluster.workers.pop(id := request()) and id if run.cluster.count >= 2 else request()
     )
     conclusion = run.run()
@@ -254,7 +256,7 @@ def test_a_save_that_a_death_tore_is_made_again_at_once(attempt):
 
 def test_a_late_worker_joins_at_a_border(attempt):
     run = attempt(max=3, last_step=60)
-    run.cluster.request = lambda request=run.cluster.request: delayed(run, request)
+    run.cluster.request = lambda avoid, request=run.cluster.request: delayed(run, request)
     assert run.run().exit_code == 0
     assert run.worlds == [2, 3]
     assert run.told == list(range(1, 61))
@@ -272,7 +274,7 @@ def test_a_late_worker_joins_at_a_border(attempt):
 def test_a_join_needs_no_meeting(attempt, fault):
     """They cannot connect beforehand, or somebody does not answer, or dies when all have met."""
     run = attempt(max=3, last_step=100)
-    run.cluster.request = lambda request=run.cluster.request: delayed(run, request)
+    run.cluster.request = lambda avoid, request=run.cluster.request: delayed(run, request)
     if fault == "error":
         run.cluster.no_meeting = "forming failed"
     elif fault == "absent":

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from tests.unit.ranks import DEADLINE_S, another, everywhere, form, new_prefix, peers, stop_self, until
 
-from worldline.collective import group as group_module
-from worldline.collective.group import Abandoned, CollectiveFailed, connect_ahead, form_gloo
+from worldline.collective.forming import connect_ahead, form_gloo
+from worldline.collective.group import LANES, Abandoned, CollectiveFailed
 
 
 def enter(room, rank, size, prefix, timeout_s=DEADLINE_S):
@@ -212,4 +212,4 @@ def test_connections_to_the_store_are_made_ahead_and_used_again(tmp_path):
         for thread in threads:
             thread.join()
         assert len(groups) == 2
-    assert [store.connections for store in stores] == [2 * group_module.LANES] * 2
+    assert [store.connections for store in stores] == [2 * LANES] * 2

@@ -15,7 +15,7 @@ from worldline.data.manifest import FileEntry, Manifest
 from worldline.events import Event, EventKind, StepRecord
 from worldline.job.spec import Job
 from worldline.tracking.log import EVENTS, STEPS, EventLog, StepLog
-from worldline.tracking.status import RunState, Status, StatusWriter, WorkerStatus
+from worldline.tracking.status import DRAINING, RunState, Status, StatusWriter, WorkerStatus
 from worldline.worker.plans import training_plan
 
 RECORD = StepRecord(
@@ -64,8 +64,34 @@ def test_status_for_people_goes_to_standard_error(storage):
     result = run("status", storage / "a")
     assert result.exit_code == 0
     assert result.stdout == ""
-    for part in ("RUNNING", "3 of 10", "rank 0  pid 11", "abc"):
+    for part in ("RUNNING", "3 of 10", "1 (1 to 2), 1 standing by\n", "rank 0  pid 11", "abc"):
         assert part in result.stderr
+
+
+def test_status_shows_who_leaves_why_it_waits_and_no_long_ids(storage):
+    node = "0123456789abcdef" * 3
+    leaving = WorkerStatus(1, 1, 12, node, "10.0.0.2", 3, DRAINING)
+    writer = StatusWriter(storage / "a")
+    waits = replace(
+        STATUS, state=RunState.WAITING, reason="1 of at least 2", workers=(*STATUS.workers, leaving)
+    )
+    writer.write(waits, now=True)
+    shown = run("status", "a", "--storage", storage).stderr
+    for part in (
+        "WAITING: 1 of at least 2",
+        "1 standing by, 1 leaving",
+        "node 01234567 10.0.0.2",
+        "draining",
+    ):
+        assert part in shown
+    assert node not in shown
+    assert node in run("status", "a", "--storage", storage, "--json").stdout
+
+
+def test_a_run_without_a_status_yet_is_to_be_tried_again(storage):
+    result = run("status", "a", "--storage", storage)
+    assert (result.exit_code, result.stdout) == (75, "")
+    assert "no status yet" in result.stderr
 
 
 def test_verify_equal(storage):

@@ -7,6 +7,7 @@ points of one step: before each loss, inside each backward, and at every operati
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -25,8 +26,9 @@ from worldline.data.loader import Loader
 from worldline.data.manifest import FileEntry, Manifest
 from worldline.data.plan import Plan, WindowKey
 from worldline.events import StepRecord
+from worldline.health.condition import Condition
 from worldline.storage import open_storage
-from worldline.task import Loss, Task
+from worldline.task import Loss, Peers, Task
 from worldline.worker import engine as engine_module
 from worldline.worker.engine import Completed, Engine
 from worldline.worker.evaluate import Evaluator
@@ -59,6 +61,10 @@ class Case:
     evaluate_every: int | None = None
     storage: str = ""
     fingerprint: str = "a"
+    watched: bool = True
+    """Whether operations of the group are points where a fault may strike."""
+    after: Callable[[SimpleNamespace, int, Peers], None] | None = None
+    """What the task does after a step, with its worker's room."""
 
 
 # What is trained
@@ -122,6 +128,16 @@ class Tiny(Task):
         return {"error": (model(batch["x"], rare=True) - batch["y"]).abs().mean()}
 
 
+class Looking(Tiny):
+    """Also looks at every step that is completed."""
+
+    room: SimpleNamespace
+
+    def after_step(self, step: int, peers: Peers) -> None:
+        assert self.case.after is not None
+        self.case.after(self.room, step, peers)
+
+
 def columns(ids: np.ndarray) -> dict[str, Any]:
     def numbers(salt: int, shape: tuple[int, ...]) -> np.ndarray:
         draw = [np.random.Generator(np.random.PCG64([row, salt])).normal(size=shape) for row in ids]
@@ -155,8 +171,11 @@ def build(room: SimpleNamespace, case: Case, generation_prefix: str = "") -> Non
     room.case, room.prefix = case, generation_prefix
     room.strike, room.strike_step, room.points = None, 0, 0
     room.losses = Counter()
+    room.freed = threading.Event()
     seed_all(1)
-    task = room.task = Tiny(case, lambda kind: _point(room, kind))
+    kind_of_task = Looking if case.after else Tiny
+    task = room.task = kind_of_task(case, lambda kind: _point(room, kind))
+    task.room = room
     model = room.model = task.build_model()
     optimizer = task.build_optimizer(model)
     scheduler = task.build_scheduler(optimizer)
@@ -222,7 +241,8 @@ class Watched:
 
     def __init__(self, group: Any, point: Callable[[str], None]) -> None:
         self._group, self._point = group, point
-        self.rank, self.size, self.device = group.rank, group.size, group.device
+        self.rank, self.size, self.device, self.log = group.rank, group.size, group.device, group.log
+        self.unfinished = group.unfinished
 
     def __getattr__(self, name: str) -> Any:
         def call(*args: Any, **options: Any) -> Any:
@@ -236,7 +256,8 @@ class Watched:
 def _form(room: SimpleNamespace, meeting: Meeting, cancelled: Callable[[], bool]) -> Any:
     prefix = f"{room.prefix}/{meeting.prefix}"
     group = ranks.form(room, meeting.rank, meeting.size, prefix, cancelled=cancelled)
-    return None if group is None else Watched(group, lambda kind: _point(room, kind))
+    watched = room.case.watched and group is not None
+    return Watched(group, lambda kind: _point(room, kind)) if watched else group
 
 
 # Faults
@@ -277,6 +298,18 @@ def _point(room: SimpleNamespace, kind: str) -> None:
         raise MemoryError("no memory left")
     elif strike == "error":
         raise ValueError("the task is wrong")
+    elif strike == "loop":
+        loop(room)
+
+
+def loop(room: SimpleNamespace) -> None:
+    while not room.freed.is_set():
+        pass
+
+
+def free(room: SimpleNamespace) -> None:
+    """End its loop."""
+    room.freed.set()
 
 
 # Steps by hand
@@ -428,6 +461,10 @@ def met(room: SimpleNamespace, number: int) -> Met:
 
 def abandon(room: SimpleNamespace, generation: int) -> None:
     room.runner.abandon(generation)
+
+
+def condition(room: SimpleNamespace, generation: int) -> Condition:
+    return room.runner.condition(generation)
 
 
 def halt(room: SimpleNamespace, generation: int) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
+from worldline.cli.options import DEFAULT_STORAGE, json_option, storage_option
 from worldline.storage import StorageError, open_storage
 from worldline.tracking import jsonl
 from worldline.tracking.log import EVENTS, STEPS, event_of, read_steps
@@ -23,27 +24,29 @@ from worldline.tracking.status import STATUS, Status, read_status
 if TYPE_CHECKING:
     from worldline.data.audit import Audit
 
-WRONG_USAGE = 64
+WRONG_USAGE, TRY_AGAIN = 64, 75
 POLL_S = 0.25
+NODE = 8
+"""Characters of a node's id that people are shown; the commands that take a node take these."""
 RUN, MANIFEST = "run.json", "data/manifest.json"
 _RUN_FILES = (STATUS, STEPS, RUN)
-
-storage_option = click.option(
-    "--storage", default="./runs", show_default=True, help="Folder that holds the runs."
-)
 
 
 class WrongUsage(click.ClickException):
     exit_code = WRONG_USAGE
 
 
-def find_run(run: str, storage: str) -> Path:
+class TryAgain(click.ClickException):
+    exit_code = TRY_AGAIN
+
+
+def find_run(run: str, storage: str | None) -> Path:
     """The folder of a run, given by its name under the storage or by its path.
 
     Raises WrongUsage, with the names that exist, where there is none.
     """
     try:
-        root = Path(open_storage(storage).url)
+        root = Path(open_storage(storage or DEFAULT_STORAGE).url)
     except StorageError as error:
         raise WrongUsage(str(error)) from error
     for folder in (root / run, Path(run)):
@@ -58,16 +61,24 @@ def _is_run(folder: Path) -> bool:
     return any((folder / name).is_file() for name in _RUN_FILES)
 
 
-@click.command()
-@click.argument("run")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to standard output.")
-@storage_option
-def status(run: str, as_json: bool, storage: str) -> None:
-    """What RUN is doing now."""
-    folder = find_run(run, storage)
+def status_of(folder: Path) -> Status:
+    """Raises TryAgain where the run never had a status."""
     newest = read_status(folder)
     if newest is None:
-        raise WrongUsage(f"the run in {folder} has not written a status yet; try again in a moment")
+        raise TryAgain(
+            f"the run in {folder} has no status yet: its driver has only begun, or ended before it wrote "
+            "one; try again in a moment"
+        )
+    return newest
+
+
+@click.command()
+@click.argument("run")
+@json_option
+@storage_option
+def status(run: str, as_json: bool, storage: str | None) -> None:
+    """What RUN is doing now."""
+    newest = status_of(find_run(run, storage))
     if as_json:
         click.echo(jsonl.encode(dataclasses.asdict(newest)))
     else:
@@ -77,7 +88,7 @@ def status(run: str, as_json: bool, storage: str) -> None:
 @click.command()
 @click.argument("run")
 @storage_option
-def watch(run: str, storage: str) -> None:
+def watch(run: str, storage: str | None) -> None:
     """Follow RUN until it ends."""
     from worldline.tracking.console import make_console
 
@@ -106,7 +117,7 @@ def watch(run: str, storage: str) -> None:
 @click.argument("run_a")
 @click.argument("run_b")
 @storage_option
-def verify(run_a: str, run_b: str, storage: str) -> None:
+def verify(run_a: str, run_b: str, storage: str | None) -> None:
     """Whether RUN_A and RUN_B walked the same line. Exits 1 at the first differing step and field."""
     from worldline.tracking.verify import compare
 
@@ -128,9 +139,9 @@ def verify(run_a: str, run_b: str, storage: str) -> None:
 
 @click.command()
 @click.argument("run")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to standard output.")
+@json_option
 @storage_option
-def audit(run: str, as_json: bool, storage: str) -> None:
+def audit(run: str, as_json: bool, storage: str | None) -> None:
     """Whether RUN trained every row once. Exits 1 if its log does not prove it.
 
     Plans anew, from the stored job and manifest, which rows each step had to train, and compares their digest
@@ -177,7 +188,7 @@ def audit(run: str, as_json: bool, storage: str) -> None:
 @click.command()
 @click.argument("run")
 @storage_option
-def report(run: str, storage: str) -> None:
+def report(run: str, storage: str | None) -> None:
     """Write RUN's report.html and report.png into its folder."""
     from worldline.tracking.report import write_report
 
@@ -191,11 +202,12 @@ def report(run: str, storage: str) -> None:
 def describe(status: Status, now: float) -> str:
     """A status in a few aligned lines."""
     of = "" if status.steps is None else f" of {status.steps}"
+    leaving = f", {status.leaving} leaving" if status.leaving else ""
     lines = [
         ("run", status.run),
         ("state", f"{status.state.value}{f': {status.reason}' if status.reason else ''}"),
         ("step", f"{status.step}{of}, epoch {status.epoch}"),
-        ("world", f"{status.world} ({status.min} to {status.max}), {status.standbys} standing by"),
+        ("world", f"{status.world} ({status.min} to {status.max}), {status.standbys} standing by{leaving}"),
         ("attempt", f"{status.attempt}, generation {status.generation}, {status.incidents} incidents"),
     ]
     if status.loss is not None:
@@ -208,7 +220,10 @@ def describe(status: Status, now: float) -> str:
         lines.append(("mlflow", status.mlflow_run_id))
     lines += [("storage", status.storage), ("updated", f"{max(now - status.updated, 0):.0f} s ago")]
     lines += [
-        ("worker" if k == 0 else "", f"rank {w.rank}  pid {w.pid}  {w.node} {w.ip}  step {w.step}  {w.phase}")
+        (
+            "worker" if k == 0 else "",
+            f"rank {w.rank}  pid {w.pid}  node {w.node[:NODE]} {w.ip}  step {w.step}  {w.phase}",
+        )
         for k, w in enumerate(status.workers)
     ]
     return "\n".join(f"{name:<8} {text}" for name, text in lines)

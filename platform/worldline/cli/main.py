@@ -13,6 +13,7 @@ import click
 
 from worldline.cli.doctor import COMMANDS as DOCTOR
 from worldline.cli.inspect import COMMANDS as INSPECT
+from worldline.cli.operate import COMMANDS as OPERATE
 from worldline.cli.plan import COMMANDS as PLAN
 from worldline.cli.run import COMMANDS as RUN
 from worldline.job.faults import JobError
@@ -28,7 +29,7 @@ def cli() -> None:
     """Elastic training on Ray: the world may change, the training does not."""
 
 
-for command in (*RUN, *INSPECT, *PLAN, *DOCTOR):
+for command in (*RUN, *INSPECT, *OPERATE, *PLAN, *DOCTOR):
     cli.add_command(command)
 
 

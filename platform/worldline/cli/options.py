@@ -16,8 +16,14 @@ set_option = click.option(
     help="Lay a value over the job file's, say world.max=4; may be given several times.",
 )
 
+DEFAULT_STORAGE = "./runs"
+
 storage_option = click.option(
     "--storage",
     metavar="DIR|URL",
-    help="Where runs live; goes before the job file's checkpoint.storage. Default: ./runs.",
+    help=f"Where runs live; goes before a job file's checkpoint.storage. Default: {DEFAULT_STORAGE}.",
+)
+
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object to standard output."
 )

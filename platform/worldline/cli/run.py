@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from worldline.cli.options import job_argument, set_option, storage_option
+from worldline.cli.options import DEFAULT_STORAGE, job_argument, set_option, storage_option
 
 TRY_AGAIN = 75
 
@@ -23,24 +23,41 @@ TRY_AGAIN = 75
     show_default=True,
     help="auto: go on with the run of this name if there is one. never: set it aside and start anew.",
 )
-def run(job_file: Path, overrides: tuple[str, ...], storage: str | None, resume: str) -> int:
+@click.option(
+    "--chaos",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="A fault script: try the job against what it says goes wrong.",
+)
+def run(
+    job_file: Path, overrides: tuple[str, ...], storage: str | None, resume: str, chaos: Path | None
+) -> int:
     """Train JOB until its last step, on the cluster of RAY_ADDRESS or on a local Ray."""
     before = signal.signal(signal.SIGTERM, _stop_before_it_begins)
     try:
-        return _run(job_file, overrides, storage, resume)
+        return _run(job_file, overrides, storage, resume, chaos)
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def _run(job_file: Path, overrides: tuple[str, ...], storage: str | None, resume: str) -> int:
+def _run(
+    job_file: Path, overrides: tuple[str, ...], storage: str | None, resume: str, chaos: Path | None
+) -> int:
     from worldline.api import train
     from worldline.checkpoint.manifest import CheckpointError
+    from worldline.control.chaos import load_script
     from worldline.control.lease import LeaseHeld
-    from worldline.job.load import load_job, search_path
-    from worldline.storage import StorageError
+    from worldline.job.load import JobError, load_job, search_path
+    from worldline.storage import StorageError, open_storage
     from worldline.tracking.console import make_console
 
     job = load_job(job_file, overrides)
+    script = load_script(chaos) if chaos is not None else None
+    try:
+        open_storage(storage or job.checkpoint.storage or DEFAULT_STORAGE)
+    except StorageError as error:
+        key = "--storage" if storage else "checkpoint.storage"
+        raise JobError([f"{key}: {error}; give a folder that all nodes see"]) from error
     try:
         result = train(
             job,
@@ -48,6 +65,7 @@ def _run(job_file: Path, overrides: tuple[str, ...], storage: str | None, resume
             resume=resume == "auto",
             search=search_path(job_file),
             console=make_console(),
+            chaos=script,
         )
     except LeaseHeld as error:
         click.echo(f"try again: {error}", err=True)

@@ -1,4 +1,4 @@
-"""Process groups that can be left at any moment: form, exchange, poll, abandon.
+"""Process groups that can be left at any moment: exchange, poll, abandon.
 
 A gloo group with an operation in flight cannot be aborted, and destroying it blocks until its timeout. So
 nothing here ever destroys one: waiting polls, an abandoned group is kept referenced for ever together with
@@ -7,8 +7,6 @@ the buffers of its operations, and a new group is formed beside it under a new s
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -16,14 +14,15 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+from worldline.collective.operations import Operation, OperationLog
 
 Cancelled = Callable[[], bool]
 
-_ABANDONED: list[Any] = []
+ABANDONED: list[Any] = []
 """Broken groups and the buffers they may still write to; freeing them could block or corrupt memory."""
 
-_POLL = timedelta(milliseconds=5)
+POLL = timedelta(milliseconds=5)
 
 
 class CollectiveFailed(RuntimeError):
@@ -35,9 +34,9 @@ class Abandoned(RuntimeError):
 
 
 class Pending(Protocol):
-    """An operation under way. what: kind and label, for diagnosis."""
+    """An operation under way."""
 
-    what: str
+    operation: Operation
 
     def done(self) -> bool: ...
 
@@ -49,12 +48,15 @@ class Group(Protocol):
     each other, so an operation in lane 1 may be started whenever its input is ready without ordering it
     against lane 0. `wait` returns when the operation is done, raises CollectiveFailed when it or the group
     broke, Abandoned when the group's `cancelled` says so. After any raise call `abandon()`; nothing else is
-    allowed then.
+    allowed then. Meanwhile any thread may look at the `log` of what this rank entered, and ask what of it is
+    `unfinished`. The lane ASIDE is for operations that are no part of a step; all ranks call `connect_aside`
+    before its first one, which costs what forming a group costs and raises as `wait` does.
     """
 
     rank: int
     size: int
     device: torch.device
+    log: OperationLog
 
     def all_to_all(
         self,
@@ -70,18 +72,22 @@ class Group(Protocol):
 
     def wait(self, pending: Pending) -> None: ...
 
+    def connect_aside(self, label: str) -> None: ...
+
+    def unfinished(self) -> tuple[Operation, ...]: ...
+
     def abandon(self) -> None: ...
 
 
 class Work:
     """A backend's work handle together with the tensors that must live as long as it does."""
 
-    __slots__ = ("_tensors", "_work", "what")
+    __slots__ = ("_tensors", "_work", "operation")
 
-    def __init__(self, work: Any, what: str, *tensors: torch.Tensor) -> None:
+    def __init__(self, work: Any, operation: Operation, *tensors: torch.Tensor) -> None:
         self._work = work
         self._tensors = tensors
-        self.what = what
+        self.operation = operation
 
     def done(self) -> bool:
         return bool(self._work.is_completed())
@@ -106,18 +112,21 @@ class GlooGroup:
 
     def __init__(
         self,
-        lanes: Sequence[Any],
+        lanes: list[Any],
         rank: int,
         size: int,
         timeout_s: float,
         cancelled: Cancelled,
+        more_lanes: Callable[[range], list[Any]],
     ) -> None:
         self.rank = rank
         self.size = size
         self._lanes = lanes
         self._timeout_s = timeout_s
         self._cancelled = cancelled
+        self._more_lanes = more_lanes
         self._in_flight: list[Work] = []
+        self.log = OperationLog(ASIDE + 1)
 
     def all_to_all(
         self,
@@ -132,38 +141,59 @@ class GlooGroup:
         outs, ins = list(output_splits), list(input_splits)
         return self._start(
             lambda: self._lanes[lane].alltoall_base(output, input, outs, ins, dist.AllToAllOptions()),
-            f"all_to_all {label}",
+            self.log.enter(lane, "all_to_all", label, input.nbytes),
             output,
             input,
         )
 
     def all_reduce(self, tensor: torch.Tensor, lane: int, label: str) -> Pending:
-        return self._start(lambda: self._lanes[lane].allreduce([tensor]), f"all_reduce {label}", tensor)
+        operation = self.log.enter(lane, "all_reduce", label, tensor.nbytes)
+        return self._start(lambda: self._lanes[lane].allreduce([tensor]), operation, tensor)
 
     def wait(self, pending: Pending) -> None:
         assert isinstance(pending, Work)
-        deadline = time.monotonic() + self._timeout_s
+        operation, began = pending.operation, time.monotonic()
+        deadline = began + self._timeout_s
+        self.log.waiting = operation, began
         try:
-            while not pending.wait(_POLL):
+            while not pending.wait(POLL):
                 if self._cancelled():
-                    raise Abandoned(f"gave up waiting in {pending.what} on order")
+                    raise Abandoned(f"gave up waiting in {operation.what} on order")
                 if time.monotonic() > deadline:
-                    raise CollectiveFailed(f"{pending.what}: no answer from a peer in {self._timeout_s:g} s")
+                    silent = f"no answer from a peer in {self._timeout_s:g} s"
+                    raise CollectiveFailed(f"{operation.what}: {silent}")
         except (Abandoned, CollectiveFailed):
             raise
         except RuntimeError as error:
-            raise CollectiveFailed(f"{pending.what}: {_first_line(error)}") from error
+            raise CollectiveFailed(f"{operation.what}: {first_line(error)}") from error
+        finally:
+            self.log.waiting = None
+
+    def connect_aside(self, label: str) -> None:
+        """Connect the lane ASIDE, unless it is connected."""
+        if len(self._lanes) > ASIDE:
+            return
+        # Who waits for the others to come shows like who waits in an operation.
+        self.log.waiting = self.log.enter(ASIDE, "connect", label, 0), time.monotonic()
+        try:
+            self._lanes += self._more_lanes(range(ASIDE, ASIDE + 1))
+        finally:
+            self.log.waiting = None
+
+    def unfinished(self) -> tuple[Operation, ...]:
+        """The operations that are entered and still under way."""
+        return tuple(work.operation for work in list(self._in_flight) if not work.done())
 
     def abandon(self) -> None:
         """Leave the group; peers that wait in it see their connections stay silent, not closed."""
-        _ABANDONED.append((self._lanes, [work for work in self._in_flight if not work.done()]))
+        ABANDONED.append((self._lanes, [work for work in self._in_flight if not work.done()]))
         self._in_flight = []
 
-    def _start(self, start: Callable[[], Any], what: str, *tensors: torch.Tensor) -> Work:
+    def _start(self, start: Callable[[], Any], operation: Operation, *tensors: torch.Tensor) -> Work:
         try:
-            work = self.work_type(start(), what, *tensors)
+            work = self.work_type(start(), operation, *tensors)
         except RuntimeError as error:
-            raise CollectiveFailed(f"{what}: {_first_line(error)}") from error
+            raise CollectiveFailed(f"{operation.what}: {first_line(error)}") from error
         if len(self._in_flight) >= 64:
             self._in_flight = [w for w in self._in_flight if not w.done()]
         self._in_flight.append(work)
@@ -173,104 +203,9 @@ class GlooGroup:
 LANES = 2
 """One for sums on their way to their owners, one for results on their way back."""
 
-_IDLE: dict[Any, list[Any]] = {}
-"""Connections to each store that nobody waits on. The next group uses them again, for connecting looks up the
-peer's name on both sides, and that takes seconds where the name server is slow."""
+ASIDE = LANES
+"""One for what is no part of a step; connected when it is first needed."""
 
 
-def connect_ahead(store: Any) -> None:
-    """Make the connections to `store` that forming takes, for one group and one that comes to nothing."""
-    _IDLE[store] = [store.clone() for _ in range(2 * LANES)]
-
-
-Connect = Callable[[Any], Any]
-"""(store of one lane) -> the backend's process group of this rank, connected to all others."""
-
-
-def meet(
-    store: Any,
-    connect: Connect,
-    *,
-    prefix: str,
-    size: int,
-    form_timeout_s: float,
-    cancelled: Cancelled,
-) -> list[Any]:
-    """Connect the `size` ranks that meet under `prefix` of the TCPStore `store`, once for each lane.
-
-    Connecting runs in side threads that are left behind when `cancelled` or the deadline ends the wait, since
-    a peer that died meanwhile would hold them. Raises CollectiveFailed or Abandoned.
-    """
-    lanes: list[Any] = [None] * LANES
-    errors: list[str] = []
-    finished = threading.Semaphore(0)
-
-    def connect_lane(lane: int) -> None:
-        try:
-            connection = _idle_connection(store)
-            lanes[lane] = connect(PrefixStore(f"{prefix}/lane{lane}", connection))
-            _IDLE[store].append(connection)
-        except Exception as error:
-            errors.append(_first_line(error))
-        finally:
-            finished.release()
-        if lanes[lane] is None:
-            with contextlib.suppress(RuntimeError):  # the store is gone, and the next forming will say so
-                _IDLE[store].append(store.clone())
-
-    for lane in range(LANES):
-        threading.Thread(target=connect_lane, args=(lane,), name=f"form-{prefix}-{lane}", daemon=True).start()
-    deadline = time.monotonic() + form_timeout_s
-    for _ in range(LANES):
-        while not finished.acquire(timeout=_POLL.total_seconds()):
-            if cancelled():
-                _ABANDONED.append(lanes)
-                raise Abandoned(f"gave up forming {prefix} on order")
-            if time.monotonic() > deadline:
-                _ABANDONED.append(lanes)
-                raise CollectiveFailed(
-                    f"forming {prefix}: the {size} ranks did not meet in {form_timeout_s:g} s"
-                )
-    if errors:
-        _ABANDONED.append(lanes)
-        raise CollectiveFailed(f"forming {prefix}: {errors[0]}")
-    return lanes
-
-
-def form_gloo(
-    store: Any,
-    *,
-    prefix: str,
-    rank: int,
-    size: int,
-    address: str,
-    form_timeout_s: float,
-    timeout_s: float,
-    cancelled: Cancelled,
-) -> GlooGroup:
-    """The gloo group of rank `rank` of `size`; `address` is this node's as the peers reach it.
-
-    form_timeout_s bounds the meeting, timeout_s later every operation. Raises CollectiveFailed or Abandoned.
-    """
-
-    def connect(meeting: Any) -> Any:
-        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._timeout = timedelta(seconds=timeout_s)
-        options._threads = 2
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
-        return dist.ProcessGroupGloo(meeting, rank, size, options)
-
-    lanes = meet(store, connect, prefix=prefix, size=size, form_timeout_s=form_timeout_s, cancelled=cancelled)
-    return GlooGroup(lanes, rank, size, timeout_s, cancelled)
-
-
-def _idle_connection(store: Any) -> Any:
-    """One that no other thread uses: threads that share a connection wait for each other."""
-    try:
-        return _IDLE.setdefault(store, []).pop()
-    except IndexError:
-        return store.clone()
-
-
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

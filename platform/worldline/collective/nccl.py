@@ -15,7 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from worldline.collective.group import Cancelled, GlooGroup, Work, meet
+from worldline.collective.forming import enter
+from worldline.collective.group import Cancelled, GlooGroup, Work
 
 _PAUSE_S = 50e-6
 
@@ -71,5 +72,14 @@ def form_nccl(
         stream.synchronize()
         return lane
 
-    lanes = meet(store, connect, prefix=prefix, size=size, form_timeout_s=form_timeout_s, cancelled=cancelled)
-    return NcclGroup(lanes, rank, size, timeout_s, cancelled)
+    return enter(
+        NcclGroup,
+        store,
+        connect,
+        prefix=prefix,
+        rank=rank,
+        size=size,
+        form_timeout_s=form_timeout_s,
+        timeout_s=timeout_s,
+        cancelled=cancelled,
+    )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from worldline.control.cluster import node_address
-from worldline.control.planner import Limits
+from worldline.control.decisions import Limits
 from worldline.control.survey import Data
 from worldline.data.feeder import start_feeder
 from worldline.job.load import job_digest
@@ -37,7 +37,13 @@ def limits(job: Job) -> Limits:
         num_shards=job.batch.logical_shards,
         start_s=job.failure.start_timeout_s,
         timeout_s=job.failure.timeout_s,
+        hang_s=job.failure.hang_s,
     )
+
+
+def beat_s(job: Job) -> float:
+    """Seconds between a worker's signs of life: some within the time of silence, and not too many in all."""
+    return max(job.failure.silent_s / 6, min(1.0, job.world.max / 2000))
 
 
 def feeder(job: Job, data: Data, search: Sequence[Path], first_step: int, last_step: int) -> Any:

@@ -46,6 +46,15 @@ class Budget:
         times = "once" if used.task_errors == 1 else f"{used.task_errors} times"
         return replace(used, verdict=f"the task's code raised {times}, last on rank {rank}: {end.reason}")
 
+    def after_hang(self, diagnosis: str) -> Budget:
+        """A worker's code did not go on although its process is well: as good as an error of that code."""
+        if self.verdict:
+            return self
+        used = replace(self, task_errors=self.task_errors + 1)
+        if used.task_errors < self.max_task_errors:
+            return used
+        return replace(used, verdict=f"the task's code failed {used.task_errors} times, last: {diagnosis}")
+
     def after_start_error(self, reason: str) -> Budget:
         """A worker's process could not build the task; nothing that a new process would change."""
         return self if self.verdict else replace(self, verdict=f"a worker could not be prepared: {reason}")

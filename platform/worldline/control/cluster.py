@@ -6,17 +6,33 @@ import contextlib
 import math
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
 
 from worldline.control.interrupts import handlers_kept
-from worldline.control.signals import Ended, Fetched, Lost, Post, Ready, StartFailed, StepsFetched
-from worldline.worker.actor import CONCURRENCY_GROUPS, ORDERS, REPORTS, TRAIN, Worker
+from worldline.control.lifelines import Lifelines
+from worldline.control.signals import (
+    Arrived,
+    Cut,
+    Described,
+    Ended,
+    Fetched,
+    Lost,
+    Post,
+    Ready,
+    Signal,
+    StartFailed,
+    StepsFetched,
+    Unavailable,
+)
+from worldline.worker.actor import CONCURRENCY_GROUPS, HEALTH, ORDERS, REPORTS, TRAIN, Worker
 from worldline.worker.orders import GenerationOrder, Hello, Invitation, Setup
+
+NODE_LABEL = "ray.io/node-id"
 
 
 def connect(cpus: float, notify: Callable[[str], None]) -> None:
@@ -69,36 +85,46 @@ def node_address() -> str:
 class Cluster:
     """The run's worker actors, by id.
 
-    Protocol: every call returns at once; what comes of it arrives as a signal. `train` answers with Ended or,
-    as soon as the process is gone, with Lost. Orders to a dead worker are dropped: its Lost is on the way.
+    Protocol: every call returns at once; what comes of it arrives as a signal. That a process is gone its
+    lifeline tells (Cut), and Ray, with the cause, where it has one (Lost). Orders to a dead worker are
+    dropped: its Cut is on the way.
+
+    silent_s: how long a worker may give no sign of life before it is called Silent.
     """
 
-    def __init__(self, setup: Setup, cpus: float, gpus: float, post: Post) -> None:
+    def __init__(
+        self, setup: Setup, cpus: float, gpus: float, beat_s: float, silent_s: float, post: Post
+    ) -> None:
         self._setup = ray.put(setup)
         self._post = post
         self._actors: dict[str, Any] = {}
         self._local: dict[str, int] = {}
+        self._lifelines = Lifelines(self._tell, beat_s, silent_s)
+        self._anchor = self._lifelines.anchor(node_address())
         self._node = ray.get_runtime_context().get_node_id()
         self._count = 0
         as_actor: Any = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)  # type: ignore[call-overload]
-        self._actor_class: Any = as_actor(Worker).options(
-            num_cpus=cpus, num_gpus=gpus, max_restarts=0, scheduling_strategy="SPREAD"
-        )
+        self._actor_class: Any = as_actor(Worker)
+        self._options = {
+            "num_cpus": cpus,
+            "num_gpus": gpus,
+            "max_restarts": 0,
+            "scheduling_strategy": "SPREAD",
+        }
 
-    def request(self) -> str:
-        """Ask for one more worker; answers with Ready, StartFailed or Lost. Pending, it is the demand that an
-        autoscaler sees."""
+    def request(self, avoid: Collection[str] = ()) -> str:
+        """Ask for one more worker, on another node than these; answers with Arrived, then Ready, StartFailed
+        or Lost. Pending, it is the demand that an autoscaler sees."""
         self._count += 1
         id = f"w{self._count}"
-        actor = self._actor_class.remote()
+        where = {"label_selector": {NODE_LABEL: f"!in({','.join(sorted(avoid))})"}} if avoid else {}
+        actor = self._actor_class.options(**self._options, **where).remote(id, self._anchor)
         self._actors[id] = actor
 
         def done(answer: Future[Any]) -> None:
             error = answer.exception()
             if error is None:
                 hello: Hello = answer.result()
-                if hello.node == self._node:
-                    self._local[id] = hello.pid
                 self._post(Ready(id, hello))
             elif isinstance(error, RayTaskError):
                 self._post(StartFailed(id, _cause(error)))
@@ -113,6 +139,8 @@ class Cluster:
             error = answer.exception()
             if error is None:
                 self._post(Ended(id, answer.result()))
+            elif isinstance(error, ActorUnavailableError):
+                self._post(Unavailable(id, _first_line(error)))
             elif isinstance(error, RayActorError):
                 self._post(Lost(id, f"is gone: {_first_line(error)}"))
             else:
@@ -147,11 +175,21 @@ class Cluster:
 
         self._order(id, "fetch", REPORTS, (wait_s,), done)
 
+    def inquire(self, id: str, generation: int) -> None:
+        def done(answer: Future[Any]) -> None:
+            self._post(Described(id, generation, None if answer.exception() else answer.result()))
+
+        self._order(id, "condition", HEALTH, (generation,), done)
+
     def steps_after(self, id: str, step: int) -> None:
         def done(answer: Future[Any]) -> None:
             self._post(StepsFetched(id, None if answer.exception() else answer.result()))
 
         self._order(id, "steps_after", ORDERS, (step,), done)
+
+    def harm(self, id: str, number: int, resume_s: float | None) -> None:
+        """Have the worker send itself a signal, for a fault script."""
+        self._order(id, "harm", ORDERS, (number, resume_s))
 
     def kill(self, id: str) -> None:
         """End the worker's process, also if it is frozen, where it can be reached."""
@@ -167,10 +205,21 @@ class Cluster:
         actor = self._actors.pop(id, None)
         if actor is not None:
             ray.kill(actor)
+        self._lifelines.cut(id)
 
     def dismiss_all(self) -> None:
         for id in list(self._actors):
             self.dismiss(id)
+        self._lifelines.close()
+
+    def _tell(self, signal: Signal) -> None:
+        """What the lifelines tell; with it, which processes can be reached by signals."""
+        match signal:
+            case Arrived(id, pid, node) if node == self._node:
+                self._local[id] = pid
+            case Cut(id):
+                self._local.pop(id, None)
+        self._post(signal)
 
     def _order(
         self,

@@ -3,24 +3,43 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from worldline.checkpoint.manifest import CheckpointError
-from worldline.control import planner
+from worldline.control import places, planner
 from worldline.control.budget import Budget
 from worldline.control.cluster import Cluster
+from worldline.control.decisions import (
+    Abandon,
+    Condemn,
+    Decision,
+    Expel,
+    Form,
+    Halt,
+    Inquire,
+    Limits,
+    Meet,
+    Over,
+    Proceed,
+    Release,
+    Save,
+    Wait,
+)
 from worldline.control.ending import FAILED, FINISHED, TRY_AGAIN, Conclusion, Ending
+from worldline.control.injector import Injector
 from worldline.control.intake import Intake
 from worldline.control.journal import Journal
 from worldline.control.line import Line
 from worldline.control.membership import MemberState
-from worldline.control.planner import Abandon, Decision, Expel, Form, Halt, Limits, Meet, Over, Proceed, Wait
+from worldline.control.operators import Operators
 from worldline.control.restore import RestorePoint
 from worldline.control.saves import Saves
 from worldline.control.sensors import PULSE_S, Sensors
 from worldline.control.signals import Signals, StopRequested
 from worldline.events import EventKind
+from worldline.health.hang import deadline
 from worldline.storage import StorageError
 from worldline.tracking.status import RunState
 from worldline.worker.orders import EndKind, Hello
@@ -46,6 +65,8 @@ class Parts:
     refuse: Callable[[Hello], str]
     """Why a new worker may not take part, empty if it may."""
     budget: Budget
+    injector: Injector | None = None
+    """Makes go wrong what a fault script says."""
     clock: Callable[[], float] = field(default=time.monotonic)
 
 
@@ -82,10 +103,15 @@ class Controller:
         self._ending = Ending(
             self._sensors, parts.cluster, parts.intake, parts.line, parts.saves, parts.clock
         )
+        self._operators = Operators(self._sensors, parts.journal)
+        self._injector = parts.injector
         self._dead_end: Conclusion | None = None
         self._below_min_since: float | None = None
         self._pause_since: float | None = None
         self._announced = 0
+        self._saving = 0
+        self._hangs: Counter[int] = Counter()  # completed steps -> hangs declared there
+        self._avoided: frozenset[str] = frozenset()
 
     def run(self) -> Conclusion:
         """Drive the run until it ends. All workers are gone when this returns or raises."""
@@ -102,12 +128,15 @@ class Controller:
             conclusion = self._verdict()
             if conclusion is not None:
                 return conclusion
+            self._limits = self._operators.hear(self._limits)
+            self._inject(now)
             decision = planner.decide(
                 sensors.membership,
                 self._limits,
                 stopping=sensors.stop is not None,
                 durable=self._saves.committed,
                 below_min_since=self._see_below_min(now),
+                patience_s=self._patience_s(),
                 now=now,
             )
             if isinstance(decision, Over):
@@ -115,6 +144,11 @@ class Controller:
             until = self._act(decision, now)
             sensors.listen(now if until is None else until)
             self._announce()
+
+    def _inject(self, now: float) -> None:
+        if self._injector is not None:
+            ranks = {m.rank: m.id for m in self._sensors.membership.current}
+            self._injector.strike(self._line.last_step, now, ranks, self._limits.max)
 
     def _verdict(self) -> Conclusion | None:
         """Whether it is over, and how, where that does not depend on the plan."""
@@ -139,7 +173,7 @@ class Controller:
     def _see_below_min(self, now: float) -> float:
         """Since when there have been fewer than min ready workers; now, if there are enough."""
         membership = self._sensors.membership
-        ready = len(membership.members) - len(membership.in_state(MemberState.REQUESTED))
+        ready = len(membership.current) + len(membership.in_state(MemberState.STANDBY))
         if ready >= self._limits.min:
             self._below_min_since = None
         elif self._below_min_since is None:
@@ -153,9 +187,9 @@ class Controller:
             case Proceed(until):
                 self._top_up(now)
                 return now + PULSE_S if until is None else until
-            case Wait(reason, until):
+            case Wait():
                 if not self._top_up(now):
-                    return self._wait(reason, until, now)
+                    return self._wait(decision, now)
             case Abandon(ids, reason):
                 self._pause(now, RunState.RECOVERING, reason)
                 for id in ids:
@@ -164,9 +198,20 @@ class Controller:
             case Expel(ids, reason):
                 for id in ids:
                     sensors.lose(id, reason)
+            case Inquire(ids):
+                for id in ids:
+                    self._cluster.inquire(id, generation)
+                sensors.membership = sensors.membership.inquired(ids, now)
+            case Condemn():
+                self._condemn(decision, now)
+            case Release(ids):
+                self._release(ids)
+            case Save():
+                self._top_up(now)
+                return self._save(decision, now)
             case Meet(gathering):
                 step = self._line.last_step + 1
-                invitations = planner.invitations(gathering, sensors.membership, self._limits, step)
+                invitations = places.invitations(gathering, sensors.membership, self._limits, step)
                 for id, invitation in invitations.items():
                     self._cluster.meet(id, invitation)
                 sensors.membership = sensors.membership.asked_to_meet(gathering)
@@ -190,15 +235,75 @@ class Controller:
         under_way = membership.trouble or self._intake.formed < membership.generation
         if sensors.stop is not None or (membership.training and under_way) or now < sensors.request_from:
             return 0
+        below_min = self._below_min_since is not None
+        avoid = sensors.cooling.closed if below_min else sensors.cooling.avoided(now)
+        pending = {m.id for m in sensors.membership.in_state(MemberState.REQUESTED)}
+        if avoid != self._avoided:
+            sensors.let_go(tuple(pending))  # they were asked for with other nodes in view
+            self._avoided = avoid
         missing = planner.missing(sensors.membership, self._limits)
         for _ in range(missing):
-            id = self._cluster.request()
+            id = self._cluster.request(avoid)
             sensors.membership = sensors.membership.requested(id, now)
-            self._journal.event(EventKind.WORKER_REQUESTED, workers=[id])
+            self._journal.event(EventKind.WORKER_REQUESTED, self._elsewhere(avoid), workers=[id])
         return missing
 
-    def _wait(self, reason: str, until: float, now: float) -> float | None:
-        if now >= until:
+    @staticmethod
+    def _elsewhere(avoid: frozenset[str]) -> str:
+        return f"not on node {', '.join(sorted(avoid))}, which is drained or cools down" if avoid else ""
+
+    def _patience_s(self) -> float:
+        """How long the generation may stand still: a multiple of a step's usual time, once it is known."""
+        membership, bound_s = self._sensors.membership, self._limits.timeout_s
+        progress = self._intake.progress
+        evaluates = any(m.id in progress and progress[m.id].phase == "evaluate" for m in membership.current)
+        if self._intake.formed < membership.generation or evaluates:
+            return bound_s
+        declared = self._hangs[membership.furthest.step]
+        return deadline(self._line.recent_s, bound_s, declared, least_s=self._limits.hang_s)
+
+    def _condemn(self, condemn: Condemn, now: float) -> None:
+        sensors = self._sensors
+        membership = sensors.membership
+        self._journal.event(
+            EventKind.HANG, f"{condemn.diagnosis}\n{condemn.accounts}", workers=list(condemn.reasons)
+        )
+        self._hangs[membership.furthest.step] += 1
+        if condemn.alive:
+            sensors.budget = sensors.budget.after_hang(condemn.diagnosis)
+        for id, reason in condemn.reasons.items():
+            sensors.lose(id, reason)
+        if not condemn.reasons:
+            ids = tuple(m.id for m in membership.training if m.asked is None)
+            for id in ids:
+                self._cluster.abandon(id, membership.generation)
+            sensors.membership = membership.asked_to_abandon(ids, condemn.diagnosis, now)
+        self._pause(now, RunState.RECOVERING, condemn.diagnosis)
+
+    def _release(self, ids: tuple[str, ...]) -> None:
+        """They leave in order."""
+        members = self._sensors.membership.members
+        for id in ids:
+            drain = members[id].drain
+            reason = drain.reason if drain is not None else "more workers than are wanted"
+            self._journal.event(EventKind.WORKER_RELEASED, reason, workers=[id])
+        self._sensors.let_go(ids)
+
+    def _save(self, save: Save, now: float) -> float:
+        """Have the state written that leaves with the last who hold it; once for each number."""
+        sensors = self._sensors
+        self._journal.state(RunState.DRAINING, f"saving the state of step {save.position.step}")
+        if sensors.membership.generation != self._saving and not self._saves.pending(save.position.step):
+            sensors.membership = sensors.membership.renumbered()
+            self._saving = sensors.membership.generation
+            self._intake.expect(save.position.step)
+            for part, id in enumerate(save.ids):
+                self._cluster.write_checkpoint(id, self._saving, part, len(save.ids))
+        return min(save.until, now + PULSE_S)
+
+    def _wait(self, wait: Wait, now: float) -> float | None:
+        reason = wait.reason
+        if now >= wait.until:
             last = f"; last: {self._sensors.last_failure}" if self._sensors.last_failure else ""
             self._sensors.stop = StopRequested(
                 f"{reason}; gave up after {self._limits.start_s:g} s{last}", TRY_AGAIN
@@ -206,10 +311,11 @@ class Controller:
             return None
         if self._sensors.membership.generation == 0:
             self._journal.state(RunState.STARTING, reason)
-        elif self._journal.status.state is not RunState.WAITING:
-            self._journal.event(EventKind.WAITING, reason)
+        else:
+            if self._journal.status.state is not RunState.WAITING:
+                self._journal.event(EventKind.WAITING, reason)
             self._journal.state(RunState.WAITING, reason)
-        return until
+        return wait.until if wait.look is None else wait.look
 
     def _pause(self, now: float, state: RunState, reason: str) -> None:
         if self._pause_since is None:
@@ -237,7 +343,7 @@ class Controller:
             return
         if point.key is not None:
             self._journal.event(EventKind.RESTORED, point.key)
-        orders = planner.orders(
+        orders = places.orders(
             form,
             membership.generation + 1,
             self._limits,
@@ -273,7 +379,7 @@ class Controller:
     def _lose_used(self, ids: tuple[str, ...]) -> bool:
         """The line begins anew, and only those who never trained are as they were built."""
         members = self._sensors.membership.members
-        used = [id for id in ids if members[id].state is MemberState.MEMBER]
+        used = [id for id in ids if members[id].used]
         for id in used:
             self._sensors.lose(id, "holds no whole state, and there is no checkpoint to give it one")
         return bool(used)

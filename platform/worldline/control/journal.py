@@ -85,6 +85,9 @@ class Journal:
     def generation(self, generation: int) -> None:
         self._status = replace(self._status, generation=generation)
 
+    def resized(self, most: int) -> None:
+        self._status = replace(self._status, max=most)
+
     def rewound(self, step: int) -> None:
         self._status = replace(self._status, step=step)
 

@@ -9,9 +9,12 @@ from pathlib import Path
 
 from worldline.control import assemble
 from worldline.control.budget import Budget
+from worldline.control.chaos import Script, schedule
 from worldline.control.cluster import Cluster, connect
 from worldline.control.controller import Controller, Parts
 from worldline.control.ending import FINISHED, Conclusion
+from worldline.control.inbox import Inbox
+from worldline.control.injector import Injector
 from worldline.control.intake import Intake
 from worldline.control.interrupts import stop_on_signals
 from worldline.control.journal import Journal
@@ -51,8 +54,12 @@ class Result:
     folder: Path
 
 
-def launch(job: Job, storage_url: str, search: Sequence[Path], console: Console) -> Result:
+def launch(
+    job: Job, storage_url: str, search: Sequence[Path], console: Console, chaos: Script | None = None
+) -> Result:
     """Run `job` until its line is finished or the attempt ends otherwise; continues the run of its name.
+
+    chaos: what shall go wrong on the way.
 
     Raises JobError (nothing was started), LeaseHeld (another driver has the run), StorageError,
     NoUsableCheckpoint.
@@ -68,7 +75,7 @@ def launch(job: Job, storage_url: str, search: Sequence[Path], console: Console)
         if data.validation_manifest is not None:
             keep_manifest(storage, "data/validation.json", data.validation_manifest, "data.validation")
         storage.clear_stale()
-        with contextlib.closing(_Attempt(job, storage, search, data, lease, console)) as attempt:
+        with contextlib.closing(_Attempt(job, storage, search, data, lease, console, chaos)) as attempt:
             return attempt.run()
     finally:
         lease.release()
@@ -85,6 +92,7 @@ class _Attempt:
         data: Data,
         lease: Lease,
         console: Console,
+        chaos: Script | None,
     ) -> None:
         self._job = job
         self._storage = storage
@@ -94,12 +102,16 @@ class _Attempt:
         self._last_step = job.steps or (job.epochs or 0) * data.plan.steps_per_epoch
         self._lease = lease
         self._lease_lost = False
+        self._chaos = chaos
         self._signals = Signals()
         self._steps = StepLog(folder / STEPS)
         self._evaluations = EvaluationLog(folder / EVALUATIONS)
         self._events = EventLog(folder / EVENTS)
         status = assemble.first_status(job, lease.attempt, self._last_step, storage.url)
-        self._journal = Journal(status, self._events, StatusWriter(folder), console)
+        writer = StatusWriter(folder)
+        writer.write(status, now=True)
+        self._inbox = Inbox(storage, lease.attempt, self._signals.post)
+        self._journal = Journal(status, self._events, writer, console)
         self._saves: Saves | None = None
 
     def run(self) -> Result:
@@ -111,9 +123,12 @@ class _Attempt:
         if point.position.step >= self._last_step:
             return self._end(Conclusion(RunState.FINISHED, "all steps were completed before", FINISHED), None)
         tracker = assemble.tracker(self._job, self._folder, self._lease.attempt, self._last_step)
-        with stop_on_signals(self._signals.post):
-            conclusion = self._guarded(point, tracker)
-        return self._end(conclusion, tracker)
+        with contextlib.closing(self._inbox):
+            self._inbox.start()
+            with stop_on_signals(self._signals.post):
+                conclusion = self._guarded(point, tracker)
+            self._inbox.end()
+            return self._end(conclusion, tracker)
 
     def _guarded(self, point: RestorePoint, tracker: MlflowDelivery | None) -> Conclusion:
         """Drive; if that raises, say so wherever somebody may look."""
@@ -167,7 +182,14 @@ class _Attempt:
             attempt=self._lease.attempt,
             last_step=self._last_step,
         )
-        cluster = Cluster(setup, job.world.cpus_per_worker, job.world.gpus_per_worker, self._signals.post)
+        cluster = Cluster(
+            setup,
+            job.world.cpus_per_worker,
+            job.world.gpus_per_worker,
+            beat_s=assemble.beat_s(job),
+            silent_s=job.failure.silent_s,
+            post=self._signals.post,
+        )
         reference = Reference(
             point.manifest.numeric_fingerprint if point.manifest else None, strict=job.mode == "bitwise"
         )
@@ -188,9 +210,20 @@ class _Attempt:
                 budget=Budget(
                     job.failure.task_errors, job.failure.no_progress, last_step=point.position.step
                 ),
+                injector=self._make_injector(cluster),
             )
         )
         return controller.run()
+
+    def _make_injector(self, cluster: Cluster) -> Injector | None:
+        if self._chaos is None:
+            return None
+        world = self._job.world
+
+        def note(text: str, workers: Sequence[str]) -> None:
+            self._journal.event(EventKind.FAULT_INJECTED, text, workers=workers)
+
+        return Injector(schedule(self._chaos, world.min, world.max), cluster.harm, self._signals.post, note)
 
     def _make_saves(self, point: RestorePoint, reference: Reference) -> Saves:
         saves = Saves(

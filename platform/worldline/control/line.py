@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Sequence
 
 from worldline.events import StepRecord
 from worldline.tracking.log import StepLog
+
+RECENT = 50
 
 
 class Line:
@@ -21,6 +24,7 @@ class Line:
         self._early: dict[int, StepRecord] = {}
         self._rewound_to = 0
         self._refused = 0
+        self._recent_s: deque[float] = deque(maxlen=RECENT)
 
     @property
     def last_step(self) -> int:
@@ -39,7 +43,13 @@ class Line:
             step += 1
         if ready:
             self._log.append(ready)
+            self._recent_s.extend(record.step_s for record in ready)
         return ready
+
+    @property
+    def recent_s(self) -> Sequence[float]:
+        """Seconds that the last steps took."""
+        return self._recent_s
 
     @property
     def newest(self) -> int:

@@ -1,13 +1,17 @@
-"""Who is in what state: requested, standby, member, out. Pure; time is an argument.
+"""Who is in what state: requested, starting, standby, member, out. Pure; time is an argument.
 
-    requested -> standby -> member -> out
-        |           |                  ^
-        +-----------+------------------+
+    requested -> starting -> standby <-> member
+        |            |          |          |
+        +------------+----------+----------+---> out
 
-A worker is requested until its process has built and checked everything; then it is a standby and may be
-admitted at a step border. A member has a rank in the current generation until that ends for it; it stays a
-member, with its state, until the next generation is formed. Out is final: whoever comes back comes as a new
-worker.
+A worker is requested until Ray has given it a place, and starting until its process has built and checked
+everything; then it is a standby and may be admitted at a step border. A member has a rank in the current
+generation until that ends for it; it stays a member, with its state, until the next generation is formed.
+Out is final: whoever comes back comes as a new worker.
+
+Two more things may be true of a worker in any state: it is *draining* (it shall leave by a deadline, and no
+generation is formed with it that is not needed), or *suspect* (it gives no sign of life, or Ray cannot reach
+it). A node whose workers failed is *cooling*: `control.cooling`.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 
+from worldline.health.condition import Condition
 from worldline.worker.orders import EndKind, GenerationEnd, Hello, Met
 from worldline.world import Position, ShardRange
 
@@ -25,23 +30,49 @@ START = Position(0)
 
 class MemberState(StrEnum):
     REQUESTED = "requested"
+    STARTING = "starting"
     STANDBY = "standby"
     MEMBER = "member"
 
 
 @dataclass(frozen=True)
-class Member:
-    """One worker. since: when it came into its state. The rest is of the current generation.
+class Drain:
+    """A planned leave. since: when it was announced; deadline: when the worker may be taken away."""
 
-    shards: what it computes. end: how the generation ended for it, None while it trains. asked: when it was
-    told to abandon it. heard: when its process last answered anything after that, or since it was to connect
-    with others.
+    since: float
+    deadline: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class Suspicion:
+    """What speaks against a worker; it is given up at `deadline` unless it is heard again. silent: whether it
+    gives no sign of life, so that the others cannot go on."""
+
+    deadline: float
+    reason: str
+    silent: bool = False
+
+
+@dataclass(frozen=True)
+class Member:
+    """One worker. since: when it came into its state. node: where it runs, empty before that is known.
+    used: whether it was ever a member, so that its state is not as it was built.
+
+    The rest is of the current generation. shards: what it computes. end: how the generation ended for it,
+    None while it trains. asked: when it was told to abandon it. heard: when its process last answered
+    anything after that, or since it was to connect with others.
     """
 
     id: str
     state: MemberState
     since: float
+    node: str = ""
+    pid: int = 0
     hello: Hello | None = None
+    used: bool = False
+    drain: Drain | None = None
+    suspicion: Suspicion | None = None
     rank: int = -1
     shards: ShardRange | None = None
     end: GenerationEnd | None = None
@@ -51,6 +82,27 @@ class Member:
     @property
     def training(self) -> bool:
         return self.state is MemberState.MEMBER and self.end is None
+
+    def anew(
+        self, state: MemberState, since: float, rank: int = -1, shards: ShardRange | None = None
+    ) -> Member:
+        """As it comes into the next generation: nothing of the last one counts."""
+        return replace(
+            self,
+            state=state,
+            since=since,
+            used=True,
+            rank=rank,
+            shards=shards,
+            end=None,
+            asked=None,
+            heard=None,
+        )
+
+    @property
+    def stays(self) -> bool:
+        """Whether the next generation may be planned with it."""
+        return self.drain is None and self.suspicion is None
 
     @property
     def position(self) -> Position | None:
@@ -77,12 +129,27 @@ class Gathering:
 
 
 @dataclass(frozen=True)
+class Inquiry:
+    """Every member of a generation that does not go on is asked what it does. answers: by worker."""
+
+    since: float
+    ids: tuple[str, ...]
+    answers: Mapping[str, Condition | None] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        return self.answers.keys() >= set(self.ids)
+
+
+@dataclass(frozen=True)
 class Membership:
     """All workers that are not out, and what befell the current generation.
 
     generation: 0 before the first. position: where it began. trouble: why it cannot go on, empty while it
     can. lost: how many of its members are out. halting: since when its members are told to stop at a border.
-    gathering: for the generation after this one.
+    gathering: for the generation after this one. changes: when the generations of the last minute were
+    formed. furthest, moved: the position that some member was heard of at, and when that was first. inquiry:
+    what is found out if it does not move.
     """
 
     members: Mapping[str, Member] = field(default_factory=dict)
@@ -92,6 +159,10 @@ class Membership:
     lost: int = 0
     halting: float | None = None
     gathering: Gathering | None = None
+    changes: tuple[float, ...] = ()
+    furthest: Position = START
+    moved: float = 0.0
+    inquiry: Inquiry | None = None
 
     def in_state(self, state: MemberState) -> list[Member]:
         """Members by rank, others in the order of their coming into this state."""
@@ -110,11 +181,45 @@ class Membership:
             raise ValueError(f"worker {id} was requested before")
         return self._with(Member(id, MemberState.REQUESTED, now))
 
-    def ready(self, id: str, hello: Hello, now: float) -> Membership:
+    def arrived(self, id: str, pid: int, node: str, now: float) -> Membership:
+        """Ray gave it a place, and its process runs."""
         member = self.members.get(id)
         if member is None or member.state is not MemberState.REQUESTED:
             return self
-        return self._with(replace(member, state=MemberState.STANDBY, since=now, hello=hello))
+        return self._with(replace(member, state=MemberState.STARTING, since=now, pid=pid, node=node))
+
+    def ready(self, id: str, hello: Hello, now: float) -> Membership:
+        member = self.members.get(id)
+        if member is None or member.state not in (MemberState.REQUESTED, MemberState.STARTING):
+            return self
+        state = MemberState.STANDBY
+        return self._with(
+            replace(member, state=state, since=now, pid=hello.pid, node=hello.node, hello=hello)
+        )
+
+    def draining(self, ids: Sequence[str], drain: Drain) -> Membership:
+        """These shall leave; an earlier deadline that they have stays."""
+        changed = {
+            id: replace(self.members[id], drain=drain)
+            for id in ids
+            if (old := self.members[id].drain) is None or drain.deadline < old.deadline
+        }
+        return replace(self, members={**self.members, **changed})
+
+    def suspected(self, id: str, suspicion: Suspicion) -> Membership:
+        member = self.members.get(id)
+        if member is None or member.suspicion is not None:
+            return self
+        return self._with(replace(member, suspicion=suspicion))
+
+    def cleared(self, id: str) -> Membership:
+        """It was heard again."""
+        member = self.members.get(id)
+        return self if member is None else self._with(replace(member, suspicion=None))
+
+    def released(self, ids: Sequence[str]) -> Membership:
+        """They leave in order; none of them trains."""
+        return replace(self, members={id: m for id, m in self.members.items() if id not in set(ids)})
 
     def out(self, id: str, reason: str) -> Membership:
         """It died, failed to start or did not answer. Training without it is over, if it was a member."""
@@ -152,6 +257,22 @@ class Membership:
             return self
         return self._with(replace(member, heard=now))
 
+    def came_to(self, position: Position, now: float) -> Membership:
+        """A member was heard of there."""
+        if position <= self.furthest:
+            return self
+        return replace(self, furthest=position, moved=now, inquiry=None)
+
+    def inquired(self, ids: Sequence[str], now: float) -> Membership:
+        return replace(self, inquiry=Inquiry(now, tuple(ids)))
+
+    def described(self, id: str, condition: Condition | None) -> Membership:
+        """A member says what it does; None if it cannot."""
+        if self.inquiry is None or id not in self.inquiry.ids:
+            return self
+        answers = {**self.inquiry.answers, id: condition}
+        return replace(self, inquiry=replace(self.inquiry, answers=answers))
+
     def asked_to_meet(self, gathering: Gathering) -> Membership:
         return replace(self, gathering=gathering)
 
@@ -188,15 +309,22 @@ class Membership:
         members = {}
         for id, member in self.members.items():
             if id in ranks:
-                if member.state is MemberState.REQUESTED:
+                if member.state not in (MemberState.STANDBY, MemberState.MEMBER):
                     raise ValueError(f"worker {id} is not ready")
                 since = member.since if member.state is MemberState.MEMBER else now
-                members[id] = Member(id, MemberState.MEMBER, since, member.hello, ranks[id], shards.get(id))
+                members[id] = member.anew(MemberState.MEMBER, since, ranks[id], shards.get(id))
             elif member.state is MemberState.MEMBER:
-                members[id] = Member(id, MemberState.STANDBY, now, member.hello)
+                members[id] = member.anew(MemberState.STANDBY, now)
             else:
                 members[id] = member
-        return Membership(members, self.generation + 1, position)
+        changes = (*(at for at in self.changes if at > now - 60), now)
+        return Membership(
+            members, self.generation + 1, position, changes=changes, furthest=position, moved=now
+        )
+
+    def renumbered(self) -> Membership:
+        """Nobody trains, and the next generation's number is used for something else."""
+        return replace(self, generation=self.generation + 1, gathering=None)
 
     def _with(self, member: Member) -> Membership:
         return replace(self, members={**self.members, member.id: member})

@@ -2,112 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 
+from worldline.control.decisions import (
+    Abandon,
+    Decision,
+    Expel,
+    Form,
+    Halt,
+    Limits,
+    Meet,
+    Over,
+    Proceed,
+    Release,
+    Save,
+    Wait,
+)
+from worldline.control.judgement import inquire
 from worldline.control.membership import Gathering, Member, Membership, MemberState
-from worldline.worker.orders import EndKind, GenerationOrder, Invitation, Meeting
-from worldline.world import Position, ShardRange, assign_near
+from worldline.control.selection import change_at, choose, last_call, superfluous, wait_for_others
+from worldline.worker.orders import EndKind
+from worldline.world import Position
 
 NOWHERE = Position(-1)
 
 
-@dataclass(frozen=True)
-class Limits:
-    """min, max, standby: of the world. Times are seconds.
-
-    start_s: how long the world may stay below min. timeout_s: the longest a worker computes without looking
-    up. answer_s: how long a process may be silent once it was told to abandon its generation. gather_s: how
-    long ready workers wait for others, so that they start or join together. meet_s: how long a healthy
-    generation is let alone for the next one to connect beside it.
-    """
-
-    min: int
-    max: int
-    standby: int
-    num_shards: int
-    start_s: float
-    timeout_s: float
-    answer_s: float = 5.0
-    gather_s: float = 3.0
-    meet_s: float = 10.0
-
-    @property
-    def target(self) -> int:
-        """Workers to keep asked for; those beyond max stay as spares."""
-        return self.max + self.standby
-
-
-@dataclass(frozen=True)
-class Proceed:
-    """Nothing to do before the next event, or before `until`."""
-
-    until: float | None = None
-
-
-@dataclass(frozen=True)
-class Abandon:
-    """The generation is broken: these members must say where they are."""
-
-    ids: tuple[str, ...]
-    reason: str
-
-
-@dataclass(frozen=True)
-class Expel:
-    """These members did not answer: they are out, and killed where they can be reached."""
-
-    ids: tuple[str, ...]
-    reason: str
-
-
-@dataclass(frozen=True)
-class Meet:
-    """These will be the next generation, as ranks 0, 1, ...: they may connect while this one trains."""
-
-    gathering: Gathering
-
-
-@dataclass(frozen=True)
-class Halt:
-    """Stop at the next step border, all at the same one."""
-
-    ids: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Form:
-    """Form the next generation with these workers as ranks 0, 1, ...
-
-    position: the truth that `sources` (ranks) hold; None if nobody holds any state. before: the shards that
-    each had.
-    """
-
-    ids: tuple[str, ...]
-    sources: tuple[int, ...]
-    position: Position | None
-    before: tuple[ShardRange | None, ...]
-
-
-@dataclass(frozen=True)
-class Wait:
-    """The world is below min; give up after `until`."""
-
-    reason: str
-    until: float
-
-
-@dataclass(frozen=True)
-class Over:
-    """Nobody trains, and nobody shall: the line is finished or was stopped."""
-
-
-Decision = Proceed | Abandon | Expel | Meet | Halt | Form | Wait | Over
-
-
 def missing(membership: Membership, limits: Limits) -> int:
     """How many workers to request so that as many as wanted are there or on their way."""
-    return max(0, limits.target - len(membership.members))
+    return max(0, limits.target - sum(m.drain is None for m in membership.members.values()))
 
 
 def decide(
@@ -117,21 +39,57 @@ def decide(
     stopping: bool,
     durable: int,
     below_min_since: float,
+    patience_s: float,
     now: float,
 ) -> Decision:
     """The one next thing to do.
 
     durable: step of the newest checkpoint, -1 if there is none. below_min_since: since when there have been
-    fewer than min ready workers.
+    fewer than min ready workers. patience_s: how long a generation may stand still before its members are
+    asked what they do.
     """
     training = membership.training
+    overdue = _overdue(membership, limits, now)
+    if overdue is not None:
+        return overdue
     if training and membership.trouble:
-        return _collect(membership, training, limits, now)
-    if training:
-        return _tend(membership, training, limits, stopping, now)
-    if stopping or any(m.end is not None and m.end.kind is EndKind.FINISHED for m in membership.current):
+        decision = _collect(membership, training, limits, now)
+    elif training:
+        amiss = inquire(membership, limits, patience_s, now)
+        decision = amiss or _tend(membership, training, limits, stopping, now)
+    elif stopping or any(m.end is not None and m.end.kind is EndKind.FINISHED for m in membership.current):
         return Over()
-    return _form(membership, limits, durable, below_min_since, now)
+    else:
+        decision = _form(membership, limits, durable, below_min_since, now)
+    return _look_up(decision, membership, limits, patience_s)
+
+
+def _overdue(membership: Membership, limits: Limits, now: float) -> Decision | None:
+    """Who is given up or let go whatever else is to be done."""
+    for member in membership.members.values():
+        if member.suspicion is not None and now >= member.suspicion.deadline:
+            return Expel((member.id,), member.suspicion.reason)
+    starting = membership.in_state(MemberState.STARTING)
+    late = tuple(m.id for m in starting if now >= m.since + limits.start_s)
+    if late:
+        return Expel(late, f"was not ready {limits.start_s:g} s after its process began")
+    unneeded = superfluous(membership, limits)
+    return Release(unneeded) if unneeded else None
+
+
+def _look_up(decision: Decision, membership: Membership, limits: Limits, patience_s: float) -> Decision:
+    """No wait is longer than until somebody's deadline."""
+    if not isinstance(decision, Proceed | Wait):
+        return decision
+    deadlines = [m.suspicion.deadline for m in membership.members.values() if m.suspicion is not None]
+    if membership.training and not membership.trouble and membership.inquiry is None:
+        deadlines.append(membership.moved + patience_s)
+    deadlines += [m.since + limits.start_s for m in membership.in_state(MemberState.STARTING)]
+    if isinstance(decision, Wait):
+        return replace(decision, look=min([decision.until, *deadlines]))
+    if decision.until is not None:
+        deadlines.append(decision.until)
+    return Proceed(min(deadlines, default=None))
 
 
 def _collect(membership: Membership, training: list[Member], limits: Limits, now: float) -> Decision:
@@ -157,9 +115,13 @@ def _collect(membership: Membership, training: list[Member], limits: Limits, now
 
 
 def _tend(
-    membership: Membership, training: list[Member], limits: Limits, stopping: bool, now: float
+    membership: Membership,
+    training: list[Member],
+    limits: Limits,
+    stopping: bool,
+    now: float,
 ) -> Decision:
-    """A healthy generation: halt it to stop, or to let standbys in once they are connected with it."""
+    """A healthy generation: halt it to stop, or to go on with others than now once those are connected."""
     ids = tuple(m.id for m in training)
     if membership.halting is not None:
         # The way to the next border is at most a step and an evaluation.
@@ -167,25 +129,43 @@ def _tend(
         if now < until:
             return Proceed(until)
         return Abandon(ids, f"no step border came within {2 * limits.timeout_s:g} s")
+    if any(m.suspicion is not None for m in training):
+        return Proceed()
     if stopping:
         return Halt(ids)
+    current = membership.current
     standbys = membership.in_state(MemberState.STANDBY)
-    if not standbys or len(membership.current) >= limits.max:
-        return Proceed()
-    more_until = _wait_for_others(membership, limits, now)
-    if more_until is not None:
-        return Proceed(more_until)
-    wanted = tuple(m.id for m in [*membership.current, *standbys])[: limits.max]
+    chosen = choose([*current, *standbys], {m.id for m in current}, limits, now)
+    wanted = tuple(m.id for m in chosen)
+    if set(wanted) == {m.id for m in current}:
+        return Proceed(min((last_call(m.drain, limits) for m in current if m.drain), default=None))
+    at = change_at(membership, chosen, limits, now)
+    if now < at:
+        return Proceed(at)
+    if len(wanted) < max(2, limits.min):
+        return Halt(ids)  # nobody to connect with
+    return _meet(membership, chosen, limits, now)
+
+
+def _meet(membership: Membership, chosen: list[Member], limits: Limits, now: float) -> Decision:
+    """Have the next members connect, then halt the present ones."""
+    wanted = tuple(m.id for m in chosen)
+    ids = tuple(m.id for m in membership.training)
     gathering = membership.gathering
     if gathering is None or gathering.ids != wanted:
         return Meet(Gathering(1 if gathering is None else gathering.number + 1, wanted, now))
-    until = gathering.since + limits.meet_s
+    last_calls = [last_call(m.drain, limits) for m in membership.current if m.drain is not None]
+    until = min([gathering.since + limits.meet_s, *last_calls])
     if gathering.complete or gathering.failed:
         return Halt(ids)
     if now < until:
         return Proceed(until)
-    heard = {m.id: m.since if m.heard is None else m.heard for m in standbys if m.id in wanted}
-    silent = tuple(id for id, at in heard.items() if now - at >= limits.answer_s)
+    silent = tuple(
+        m.id
+        for m in chosen
+        if m.state is MemberState.STANDBY
+        and now - (m.since if m.heard is None else m.heard) >= limits.answer_s
+    )
     if silent:
         return Expel(silent, f"did not answer for {limits.answer_s:g} s while it was to connect")
     # They may connect later, too: it only takes longer while all stand still.
@@ -195,17 +175,10 @@ def _tend(
 def _form(
     membership: Membership, limits: Limits, durable: int, below_min_since: float, now: float
 ) -> Decision:
-    ready = membership.current + membership.in_state(MemberState.STANDBY)
-    if len(ready) < limits.min:
-        pending = len(membership.in_state(MemberState.REQUESTED))
-        return Wait(
-            f"{len(ready)} of at least {limits.min} workers are ready, {pending} requested",
-            below_min_since + limits.start_s,
-        )
-    if not membership.current:
-        until = _wait_for_others(membership, limits, now)
-        if until is not None:
-            return Proceed(until)
+    current = membership.current
+    if any(m.suspicion is not None for m in current):
+        return Proceed()
+    ready = [*current, *membership.in_state(MemberState.STANDBY)]
 
     def held(member: Member) -> Position:
         """A newcomer that did not get the state yet is at step 0, whole: a checkpoint is ahead of that."""
@@ -213,77 +186,31 @@ def _form(
         return NOWHERE if position is None or position.step < durable else position
 
     # Who holds the most comes first, so that rank 0 holds the truth; then the old ranks.
-    chosen = sorted(ready, key=held, reverse=True)[: limits.max]
-    truth = held(chosen[0])
+    ready.sort(key=held, reverse=True)
+    truth = held(ready[0]) if ready else NOWHERE
+    holders = {m.id for m in ready if held(m) == truth} if truth != NOWHERE else set()
+    chosen = choose(ready, holders, limits, now)
+    enough = len(chosen) >= limits.min
+    leaving = [m for m in current if m.drain is not None]
+    if leaving and not (enough and any(m.id in holders for m in chosen)):
+        until = min(m.drain.deadline for m in leaving if m.drain is not None)
+        if holders and truth.step > durable and now < until:
+            return Save(tuple(m.id for m in ready if m.id in holders), truth, until)
+    if not enough:
+        if leaving:
+            return Release(tuple(m.id for m in leaving))
+        return Wait(_shortage(membership, limits, len(chosen)), below_min_since + limits.start_s)
+    if not current:
+        others = wait_for_others(membership, limits, now)
+        if others is not None:
+            return Proceed(others)
     ids, before = tuple(m.id for m in chosen), tuple(m.shards for m in chosen)
-    if truth == NOWHERE:
-        return Form(ids, (), None, before)
-    sources = tuple(rank for rank, m in enumerate(chosen) if held(m) == truth)
-    return Form(ids, sources, truth, before)
+    sources = tuple(rank for rank, m in enumerate(chosen) if m.id in holders)
+    return Form(ids, sources, truth if sources else None, before)
 
 
-def _wait_for_others(membership: Membership, limits: Limits, now: float) -> float | None:
-    """None if those who are ready should wait no longer for others, else until when."""
-    standbys = membership.in_state(MemberState.STANDBY)
-    room = limits.max - len(membership.current)
-    if len(standbys) >= room or not membership.in_state(MemberState.REQUESTED):
-        return None
-    until = min(m.since for m in standbys) + limits.gather_s
-    return None if now >= until else until
-
-
-def invitations(
-    gathering: Gathering, membership: Membership, limits: Limits, step: int
-) -> Mapping[str, Invitation]:
-    """What each of `gathering` is told. step: where the line will be."""
-    ids, generation = gathering.ids, membership.generation + 1
-    shards = assign_near(limits.num_shards, tuple(membership.members[id].shards for id in ids))
-    return {
-        id: Invitation(Meeting(generation, gathering.number, rank, len(ids)), shards[rank], step)
-        for rank, id in enumerate(ids)
-    }
-
-
-def orders(
-    form: Form,
-    generation: int,
-    limits: Limits,
-    *,
-    position: Position,
-    restore: str | None,
-    checkpoint: bool,
-    met: int = 0,
-    stalled: bool = False,
-) -> Mapping[str, GenerationOrder]:
-    """The order for each worker of `form`.
-
-    position, restore: where the line goes on, and the checkpoint to read if nobody holds the state (None:
-    from the start, which every worker holds as built). met: the meeting at which they connected, 0 if at
-    none. stalled: no step was completed since the state was last agreed on, if it was: who holds it claims it
-    anew.
-    """
-    ranks = range(len(form.ids))
-    shards = assign_near(limits.num_shards, form.before)
-    nobody = form.position is None
-    if not nobody:
-        sources = form.sources
-    elif restore is not None:
-        sources = (0,)
-    else:
-        sources = tuple(ranks)
-    receivers = tuple(rank for rank in ranks if rank not in sources)
-    return {
-        id: GenerationOrder(
-            generation=generation,
-            rank=rank,
-            ranges=shards,
-            position=position,
-            sources=sources,
-            receivers=receivers,
-            restore=restore if nobody else None,
-            verify_state=nobody or stalled,
-            checkpoint=checkpoint,
-            met=met,
-        )
-        for rank, id in enumerate(form.ids)
-    }
+def _shortage(membership: Membership, limits: Limits, ready: int) -> str:
+    starting = len(membership.in_state(MemberState.STARTING))
+    pending = len(membership.in_state(MemberState.REQUESTED))
+    asked = f"asked Ray for {len(membership.members)}: {ready} ready, {starting} starting, {pending} pending"
+    return f"{ready} of at least {limits.min} workers are ready; {asked}"

@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from worldline.control.budget import Budget, start_delay
 from worldline.control.cluster import Cluster
+from worldline.control.cooling import Cooling
 from worldline.control.intake import Intake
 from worldline.control.journal import Journal
-from worldline.control.membership import Membership, MemberState
+from worldline.control.membership import Drain, Member, Membership, MemberState, Suspicion
 from worldline.control.signals import (
+    Arrived,
+    Cut,
+    Described,
+    DrainRequested,
     Ended,
     Fetched,
+    Heard,
     LeaseLost,
     Lost,
     Ready,
+    Resize,
     SaveEnded,
     Signal,
     Signals,
+    Silent,
     StartFailed,
     StepsFetched,
     StopRequested,
+    Unavailable,
 )
 from worldline.events import EventKind
 from worldline.worker.orders import EndKind, GenerationEnd, Hello, Met
+from worldline.world import Position
 
 PULSE_S = 0.1
+TELL_S = 1.5
+"""How long a silent worker is kept, for the others to tell what they wait for."""
+PROVEN_S = 20.0
+"""A worker that is lost sooner after it was admitted speaks against its node."""
+DOUBT_S = 2.0
+"""How long Ray may be unable to reach a worker before that is given up."""
 
 
 class Sensors:
@@ -53,6 +69,9 @@ class Sensors:
         self.last_save: SaveEnded | None = None
         self.last_failure = ""
         """Why the newest worker that did not become ready did not; empty after one did."""
+        self.cooling = Cooling()
+        self.requests: list[Resize | DrainRequested] = []
+        """What operators ask for and nobody has answered yet."""
         self.request_from = 0.0
         """No worker is to be requested before this time."""
         self._signals = signals
@@ -80,7 +99,7 @@ class Sensors:
         member = self.membership.members.get(id)
         if member is None:
             return
-        if member.state is MemberState.REQUESTED:
+        if member.state in (MemberState.REQUESTED, MemberState.STARTING):
             self._start_failed(id, reason)
             return
         self._drop(id, reason)
@@ -94,6 +113,14 @@ class Sensors:
 
     def _sense(self, signal: Signal, now: float) -> None:
         match signal:
+            case Arrived():
+                self.membership = self.membership.arrived(signal.id, signal.pid, signal.node, now)
+            case Cut():
+                self.lose(signal.id, "is gone: its process ended")
+            case Silent() | Unavailable():
+                self._suspect(signal, now)
+            case Heard():
+                self.membership = self.membership.cleared(signal.id)
             case Ready():
                 self._welcome(signal, now)
             case StartFailed():
@@ -105,10 +132,15 @@ class Sensors:
             case Fetched():
                 if signal.reports is not None:
                     self.membership = self.membership.heard(signal.id, now)
+                    self._see_position(signal.id, signal.reports.position, now)
                     for item in signal.reports.items:
                         if isinstance(item, Met):
                             self.membership = self.membership.met(signal.id, item)
                 self._intake.fetched(signal, self.membership.members.get(signal.id), now)
+            case Described() if signal.generation == self.membership.generation:
+                self.membership = self.membership.described(signal.id, signal.condition)
+            case Described():
+                pass
             case StepsFetched():
                 self._intake.steps_fetched(signal, self.membership.members.get(signal.id))
             case SaveEnded():
@@ -116,9 +148,47 @@ class Sensors:
             case StopRequested():
                 self.stop = self.stop or signal
                 self._journal.event(EventKind.STOP_REQUESTED, signal.reason)
+            case Resize() | DrainRequested():
+                self.requests.append(signal)
             case LeaseLost():
                 self.lease_lost = signal.reason
                 self._journal.mute()
+
+    def let_go(self, ids: Sequence[str]) -> None:
+        """They leave in order."""
+        for id in ids:
+            self._cluster.dismiss(id)
+            self._intake.forget(id)
+        self.membership = self.membership.released(ids)
+
+    def drain(self, ids: Sequence[str], lead_s: float, reason: str) -> None:
+        """These shall leave within `lead_s` seconds."""
+        now = self._clock()
+        members = self.membership.members
+        self.membership = self.membership.draining(ids, Drain(now, now + lead_s, reason))
+        who = ", ".join(
+            f"rank {members[id].rank}" if members[id].state is MemberState.MEMBER else f"standby {id}"
+            for id in ids
+        )
+        self._journal.event(
+            EventKind.DRAINING, f"{who} shall leave within {lead_s:.0f} s: {reason}", workers=ids
+        )
+
+    def _see_position(self, id: str, position: Position | None, now: float) -> None:
+        member = self.membership.members.get(id)
+        if member is not None and member.training and position is not None:
+            self.membership = self.membership.came_to(position, now)
+
+    def _suspect(self, signal: Silent | Unavailable, now: float) -> None:
+        member = self.membership.members.get(signal.id)
+        if member is None or member.state is MemberState.STARTING:
+            return  # who imports and builds may be deaf for long
+        if isinstance(signal, Silent):
+            reason = f"gave no sign of life for {signal.seconds:.1f} s: frozen, or cut off"
+            suspicion = Suspicion(now + TELL_S, reason, silent=True)
+        else:
+            suspicion = Suspicion(now + DOUBT_S, f"could not be reached for {DOUBT_S:g} s: {signal.reason}")
+        self.membership = self.membership.suspected(signal.id, suspicion)
 
     def _welcome(self, signal: Ready, now: float) -> None:
         refusal = self._refuse(signal.hello)
@@ -146,9 +216,16 @@ class Sensors:
         self.request_from = self._clock() + start_delay(self._start_failures)
 
     def _drop(self, id: str, reason: str) -> None:
+        self._blame_node(self.membership.members[id], self._clock())
         self._cluster.kill(id)
         self._intake.forget(id)
         self.membership = self.membership.out(id, reason)
+
+    def _blame_node(self, member: Member, now: float) -> None:
+        proven = member.state is MemberState.MEMBER and now - member.since >= PROVEN_S
+        if member.node and (member.suspicion is not None or not proven):
+            strikes = 2.0 if member.suspicion is not None else 1.0
+            self.cooling = self.cooling.struck(member.node, now, strikes)
 
     def _generation_ended(self, id: str, end: GenerationEnd) -> None:
         member = self.membership.members.get(id)

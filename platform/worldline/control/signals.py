@@ -7,7 +7,48 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from worldline.events import StepRecord
+from worldline.health.condition import Condition
 from worldline.worker.orders import GenerationEnd, Hello, Reports
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A requested worker has a place: its process runs, and now imports and builds."""
+
+    id: str
+    pid: int
+    node: str
+    ip: str
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A worker's lifeline ended: its process is gone."""
+
+    id: str
+
+
+@dataclass(frozen=True)
+class Silent:
+    """A worker has given no sign of life for `seconds`: it is frozen, or cannot be reached."""
+
+    id: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A silent worker gave a sign of life again."""
+
+    id: str
+
+
+@dataclass(frozen=True)
+class Unavailable:
+    """Ray cannot reach a worker, for now or for ever."""
+
+    id: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -51,6 +92,15 @@ class Fetched:
 
 
 @dataclass(frozen=True)
+class Described:
+    """What a worker's training thread does, or None if it could not say."""
+
+    id: str
+    generation: int
+    condition: Condition | None
+
+
+@dataclass(frozen=True)
 class StepsFetched:
     """Step records asked for to fill a gap, or None if the worker could not give any."""
 
@@ -82,7 +132,51 @@ class LeaseLost:
     reason: str
 
 
-Signal = Ready | StartFailed | Lost | Ended | Fetched | StepsFetched | SaveEnded | StopRequested | LeaseLost
+Answer = Callable[[bool, str], None]
+"""Tells who asked whether it will be done, and a sentence about it. From any thread, at once; the first call
+counts."""
+
+
+@dataclass(frozen=True)
+class Resize:
+    """The world shall have `workers` members from now on. by: who asks for it."""
+
+    workers: int
+    by: str
+    answer: Answer
+
+
+@dataclass(frozen=True)
+class DrainRequested:
+    """The worker, or the workers of the node, that `target` names shall leave in order within `lead_s`
+    seconds. by: who asks for it.
+    """
+
+    target: str
+    lead_s: float
+    by: str
+    answer: Answer
+
+
+Signal = (
+    Arrived
+    | Cut
+    | Silent
+    | Heard
+    | Unavailable
+    | Ready
+    | StartFailed
+    | Lost
+    | Ended
+    | Fetched
+    | Described
+    | StepsFetched
+    | SaveEnded
+    | StopRequested
+    | LeaseLost
+    | Resize
+    | DrainRequested
+)
 Post = Callable[[Signal], None]
 
 

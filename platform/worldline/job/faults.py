@@ -22,9 +22,9 @@ class JobError(Exception):
         self.faults = tuple(faults)
 
 
-def validation_faults(error: ValidationError) -> list[str]:
-    """pydantic's findings on a `Job`: the key, what was expected there, what was found."""
-    return [_fault(detail) for detail in error.errors(include_url=False)]
+def validation_faults(error: ValidationError, root: type[Section] = Job, name: str = "job") -> list[str]:
+    """pydantic's findings on a `root`, called `name`: the key, what was expected there, what was found."""
+    return [_fault(detail, root, name) for detail in error.errors(include_url=False)]
 
 
 def nearest(name: str, known: Iterable[str], prefix: str = "") -> str:
@@ -41,38 +41,40 @@ def dotted(location: Sequence[int | str]) -> str:
     return "".join(parts).removeprefix(".")
 
 
-def _fault(detail: ErrorDetails) -> str:
+def _fault(detail: ErrorDetails, root: type[Section], name: str) -> str:
     location, found = detail["loc"], detail["input"]
     key = dotted(location)
     match detail["type"]:
         case "missing":
             return f"{key}: expected a value, found none; this key is required"
         case "extra_forbidden":
-            return f"{key}: unknown key{_right_key(location)}"
+            return f"{key}: unknown key{_right_key(location, root)}"
         case "value_error":
-            return f"{key or 'job'}: {detail['msg'].removeprefix('Value error, ')}"
+            return f"{key or name}: {detail['msg'].removeprefix('Value error, ')}"
         case "string_pattern_mismatch":
-            field = _field(location)
+            field = _field(location, root)
             expected = field.description if field and field.description else detail["msg"]
         case "model_type" | "dict_type":
             expected = "keys with values"
+        case "literal_error" | "enum":
+            expected = detail["ctx"]["expected"]
         case "greater_than" | "greater_than_equal" | "less_than" | "less_than_equal":
             expected = f"a number {detail['msg'].removeprefix('Input should be ')}"
         case _:
             expected = detail["msg"].removeprefix("Input should be ").split(", ")[0]
-    return f"{key or 'job'}: expected {expected}, found {found!r}"
+    return f"{key or name}: expected {expected}, found {found!r}"
 
 
-def _right_key(location: Sequence[int | str]) -> str:
+def _right_key(location: Sequence[int | str], root: type[Section]) -> str:
     """Where an unknown key was meant to stand: beside its neighbours, or under the same name elsewhere."""
-    *parents, name = (str(part) for part in location)
-    section = _section(parents)
+    *parents, last = location
+    name, section = str(last), _section(parents, root)
     siblings = list(_fields(section)) if section else []
     if not difflib.get_close_matches(name, siblings, n=1):
-        elsewhere = [path for path in _paths(Job) if path.rpartition(".")[2] == name]
+        elsewhere = [path for path in _paths(root) if path.rpartition(".")[2] == name]
         if elsewhere:
             return f"; did you mean {elsewhere[0]!r}?"
-    return nearest(name, siblings, prefix="".join(f"{parent}." for parent in parents))
+    return nearest(name, siblings, prefix=f"{dotted(parents)}." if parents else "")
 
 
 def _fields(section: type[Section]) -> dict[str, FieldInfo]:
@@ -80,19 +82,27 @@ def _fields(section: type[Section]) -> dict[str, FieldInfo]:
 
 
 def _subsection(field: FieldInfo) -> type[Section] | None:
-    candidates: tuple[Any, ...] = (field.annotation, *get_args(field.annotation))
-    return next((c for c in candidates if isinstance(c, type) and issubclass(c, Section)), None)
+    return _first_section(field.annotation)
 
 
-def _field(location: Sequence[int | str]) -> FieldInfo | None:
-    section = _section(location[:-1])
+def _first_section(annotation: Any) -> type[Section] | None:
+    """The section in `S`, `S | None`, `list[S]`, ..."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    return next(filter(None, map(_first_section, get_args(annotation))), None)
+
+
+def _field(location: Sequence[int | str], root: type[Section]) -> FieldInfo | None:
+    section = _section(location[:-1], root)
     return _fields(section).get(str(location[-1])) if section else None
 
 
-def _section(location: Sequence[int | str]) -> type[Section] | None:
-    section: type[Section] | None = Job
+def _section(location: Sequence[int | str], root: type[Section]) -> type[Section] | None:
+    section: type[Section] | None = root
     for part in location:
-        field = _fields(section).get(str(part)) if section else None
+        if isinstance(part, int):  # a place in a list of sections
+            continue
+        field = _fields(section).get(part) if section else None
         section = _subsection(field) if field else None
     return section
 

@@ -29,13 +29,14 @@ __all__ = [
     "job_digest",
     "load_job",
     "load_task",
+    "read_yaml",
     "search_path",
 ]
 
 
 def load_job(path: str | Path, overrides: Sequence[str] = ()) -> Job:
     """Read a YAML job file, lay `a.b=value` overrides over it, check the whole. Raises JobError."""
-    raw = _read(Path(path))
+    raw = read_yaml(Path(path))
     faults = [fault for override in overrides if (fault := _override(raw, override))]
     try:
         job = Job.model_validate(raw)
@@ -153,7 +154,8 @@ _Loader.add_implicit_resolver(
 )
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A file of keys with values. Raises JobError."""
     try:
         raw = _parse(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -116,12 +116,25 @@ class FailureSpec(Section):
     task_errors: how often the user's code may raise. no_progress: restarts without a new completed step.
     start_timeout_s: seconds in which world.min workers must be ready. timeout_s: the longest a worker waits
     for its peers inside a step; must exceed what the slowest replica computes between two exchanges.
+    silent_s: a worker whose process gives no sign of life for so long is given up. hang_s: a world that
+    completes no step for so long, and for 20 usual steps, is looked into, and who holds it up is replaced.
     """
 
     task_errors: PositiveInt = 3
     no_progress: PositiveInt = 3
     start_timeout_s: PositiveFloat = 300
     timeout_s: PositiveFloat = 300
+    silent_s: Annotated[float, Field(ge=1)] = 3
+    hang_s: PositiveFloat = 10
+
+    @model_validator(mode="after")
+    def _ordered(self) -> FailureSpec:
+        if self.silent_s >= self.timeout_s:
+            raise ValueError(
+                f"silent_s ({self.silent_s:g}) must be less than timeout_s ({self.timeout_s:g}), "
+                "which is for workers that are not silent"
+            )
+        return self
 
 
 class Job(Section):

@@ -177,6 +177,10 @@ def progress_line(status: Status, lr: float | None, seconds_left: float | None) 
         f"{number(status.rows_per_s, 0):>5} rows/s",
         workers(status.world, status.max),
     ]
+    if status.standbys:
+        parts.append(f"{status.standbys} standing by")
+    if status.leaving:
+        parts.append(f"{status.leaving} leaving")
     if seconds_left is not None:
         parts.append(f"{duration(seconds_left)} left")
     return "  ".join(parts)

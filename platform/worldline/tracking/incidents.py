@@ -11,6 +11,7 @@ INCIDENT_KINDS = frozenset(
     {
         EventKind.WORKER_LOST,
         EventKind.WORKER_START_FAILED,
+        EventKind.HANG,
         EventKind.COLLECTIVE_FAILED,
         EventKind.TASK_ERROR,
         EventKind.NONFINITE,
@@ -18,7 +19,9 @@ INCIDENT_KINDS = frozenset(
         EventKind.CHECKPOINT_PASSED_OVER,
     }
 )
-_BREAKING = frozenset({EventKind.WORKER_LOST, EventKind.COLLECTIVE_FAILED, EventKind.TASK_ERROR})
+_BREAKING = frozenset(
+    {EventKind.WORKER_LOST, EventKind.HANG, EventKind.COLLECTIVE_FAILED, EventKind.TASK_ERROR}
+)
 
 
 @dataclass(frozen=True)

@@ -49,12 +49,19 @@ class Narrator:
             case EventKind.WORKER_LOST:
                 self._broken |= event.world_after < event.world_before
                 return Sentence(_who_is_lost(event.reason), Tone.BAD)
+            case EventKind.DRAINING:
+                return Sentence(event.reason, Tone.BAD)
+            case EventKind.WORKER_RELEASED if self._trains:
+                return Sentence(f"{_names(event)} left: {event.reason}")
             case EventKind.WORKER_REQUESTED if self._broken:
                 self._replacing = True
             case EventKind.WORKER_REQUESTED if self._trains and not asked:
                 return Sentence("asking Ray for another worker")
             case EventKind.WORKER_START_FAILED:
                 return Sentence(f"worker {_names(event)} could not start: {event.reason}", Tone.BAD)
+            case EventKind.HANG:
+                self._broken = True
+                return Sentence(f"no step{_took(' for', event)}: {event.reason}", Tone.BAD)
             case EventKind.COLLECTIVE_FAILED:
                 self._broken = True
                 return Sentence(f"the workers lost touch with each other: {event.reason}", Tone.BAD)
@@ -77,6 +84,10 @@ class Narrator:
                 return Sentence(f"note: {event.reason}")
             case EventKind.STOP_REQUESTED:
                 return Sentence(f"stopping: {event.reason}")
+            case EventKind.RESIZED:
+                return Sentence(event.reason)
+            case EventKind.FAULT_INJECTED:
+                return Sentence(f"fault script: {event.reason}")
         return None
 
     def _formed(self, event: Event, most: int) -> Sentence:

@@ -94,6 +94,8 @@ def _values(status: Status, lr: float | None) -> RenderableType:
         world = "●" * status.world + "○" * (status.max - status.world) + f" {world}"
     if status.standbys:
         world += f" +{status.standbys}"
+    if status.leaving:
+        world += f" -{status.leaving}"
     cells = [
         ("loss", number(status.loss)),
         ("lr", number(lr, significant=3)),

@@ -18,6 +18,8 @@ STATUS = "status.json"
 INTERVAL_S = 0.2
 HEARTBEAT_S = 5.0
 SILENT_S = 60.0
+DRAINING = "draining"
+"""The phase of a worker that is about to leave, whatever it does until then."""
 
 
 class RunState(StrEnum):
@@ -78,6 +80,10 @@ class Status:
     mlflow_run_id: str | None
     storage: str
     updated: float = 0.0
+
+    @property
+    def leaving(self) -> int:
+        return sum(worker.phase == DRAINING for worker in self.workers)
 
 
 class StatusWriter:

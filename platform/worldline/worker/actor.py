@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 import os
 import queue
+import subprocess
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from worldline.events import StepRecord
+from worldline.health.condition import Condition
+from worldline.worker.lifeline import Anchor, Lifeline, end_process
 from worldline.worker.mailbox import Mailbox
 from worldline.worker.orders import GenerationEnd, GenerationOrder, Hello, Invitation, Reports, Setup
 from worldline.world import Position
@@ -18,8 +21,8 @@ from worldline.world import Position
 if TYPE_CHECKING:
     from worldline.worker.build import Built
 
-TRAIN, ORDERS, REPORTS = "train", "orders", "reports"
-CONCURRENCY_GROUPS = {TRAIN: 1, ORDERS: 2, REPORTS: 1}
+TRAIN, ORDERS, REPORTS, HEALTH = "train", "orders", "reports", "health"
+CONCURRENCY_GROUPS = {TRAIN: 1, ORDERS: 2, REPORTS: 1, HEALTH: 1}
 
 
 class Worker:
@@ -31,7 +34,13 @@ class Worker:
     Each generation's number fences it: an order of an old generation changes nothing in a newer one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, id: str, anchor: Anchor) -> None:
+        """Raises ConnectionError where the controller cannot be reached from here."""
+        import ray
+
+        self._node: str = ray.get_runtime_context().get_node_id()
+        self._address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        self._lifeline = Lifeline.hold(anchor, id, self._node, self._address, end_process)
         self._mailbox = Mailbox()
         self._orders: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._built: Built | None = None
@@ -40,14 +49,11 @@ class Worker:
 
     def prepare(self, setup: Setup) -> Hello:
         """Import, build and check everything. Raises what the job's code raises."""
-        import ray
-
-        address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
 
         def build() -> Built:
             from worldline.worker.build import build
 
-            return build(setup, self._mailbox, address)
+            return build(setup, self._mailbox, self._address)
 
         self._built = self._in_training_thread(build)
         # All that was imported and built stays. A full collection, which Ray may order, too, would go through
@@ -57,8 +63,8 @@ class Worker:
         built = self._built
         return Hello(
             pid=os.getpid(),
-            node=ray.get_runtime_context().get_node_id(),
-            ip=address,
+            node=self._node,
+            ip=self._address,
             plan_fingerprint=built.plan.fingerprint,
             numeric_fingerprint=built.numeric_fingerprint,
             steps_per_epoch=built.plan.steps_per_epoch,
@@ -94,6 +100,18 @@ class Worker:
 
     def position(self) -> Position | None:
         return self._ready().runner.position
+
+    def condition(self, generation: int) -> Condition:
+        """What the training thread does in this generation, even if it is stuck."""
+        return self._ready().runner.condition(generation)
+
+    def harm(self, number: int, resume_s: float | None) -> None:
+        """Send this process the signal that a fault script asks for, wherever it runs. resume_s: a process
+        that is stopped goes on after so many seconds; it cannot do that itself.
+        """
+        if resume_s is not None:
+            subprocess.Popen(["sh", "-c", f"sleep {resume_s:g}; kill -CONT {os.getpid()}"])
+        os.kill(os.getpid(), number)
 
     def close(self, timeout_s: float) -> bool:
         """Finish what is being written; whether that was done in time."""

@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from worldline.collective.group import CollectiveFailed, Group, connect_ahead, form_gloo
+from worldline.collective.forming import connect_ahead, form_gloo
+from worldline.collective.group import CollectiveFailed, Group
 from worldline.collective.nccl import form_nccl
 from worldline.data.block import Block
 from worldline.data.feeder import FeederSource

@@ -16,6 +16,7 @@ from worldline.events import StepRecord
 from worldline.task import Task
 from worldline.worker.agree import Agreement
 from worldline.worker.member import EngineSettings, Membership
+from worldline.worker.peers import AfterStep
 from worldline.worker.reduction import Reduced, Reduction, StepClock
 
 
@@ -78,6 +79,7 @@ class Engine:
         self._plan = plan
         self._settings = settings
         self._reduction = Reduction(task, model, loader, settings, device)
+        self._after_step = AfterStep(task)
         model.train()
 
     @property
@@ -88,6 +90,11 @@ class Engine:
     def phase(self, phase: str) -> None:
         self._reduction.phase = phase
 
+    @property
+    def doing(self) -> tuple[str, float]:
+        """The phase, and since when (seconds of `time.monotonic`)."""
+        return self._reduction.doing
+
     def rehearse(self, batch: MicroBatch) -> None:
         """A step on this micro-batch, without the others: whoever calls this puts the state back."""
         self._update(self._reduction.rehearse(batch))
@@ -97,6 +104,7 @@ class Engine:
     ) -> None:
         """agreement: to be finished before the first update."""
         self._membership = membership
+        self._after_step.join(membership.group, membership.rank, membership.size)
         self._reduction.join(membership, cancelled, agreement, self.completed + 1)
 
     def step(self, *, halt: bool, digest: Callable[[int], str | None]) -> Completed:
@@ -147,6 +155,13 @@ class Engine:
             ),
             totals.halt,
         )
+
+    def after_step(self) -> None:
+        """What the task does after the step just completed. Raises what it raises, and CollectiveFailed or
+        Abandoned; the state stays that of the step."""
+        if self._after_step.wanted:
+            self.phase = "after_step"
+            self._after_step.call(self.completed)
 
     def _decide(self, step: int, reduced: Reduced) -> tuple[bool, float]:
         """On combined values only, alike on all ranks: scale the sums to the clipped mean gradient.

@@ -23,7 +23,8 @@ class Evaluator:
     """Runs `task.evaluate` on this replica's shards of the validation plan and combines over the tree.
 
     The loader is focused on the shards of a membership by `join`. `run` changes nothing of the training state
-    and raises as the engine's step does, so it can simply be done again.
+    and raises as the engine's step does, so it can simply be done again. `waits_for_rows` may be read from
+    other threads.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Evaluator:
         self._loader = loader
         self._seed = seed
         self._device = device
+        self.waits_for_rows = False
 
     def join(self, membership: Membership, cancelled: Callable[[], bool]) -> None:
         self._membership = membership
@@ -71,7 +73,10 @@ class Evaluator:
     def _shard(self, step: int, shard: int) -> bytes:
         sums = MetricSums()
         for part in range(1, self._plan.steps_per_epoch + 1):
-            for micro, batch in enumerate(self._loader.batches(part, shard, cancelled=self._cancelled)):
+            self.waits_for_rows = True
+            batches = self._loader.batches(part, shard, cancelled=self._cancelled)
+            self.waits_for_rows = False
+            for micro, batch in enumerate(batches):
                 if self._cancelled():
                     raise Abandoned(f"gave up evaluating after step {step} on order")
                 seed_all(self._seed, -step, shard, part, micro)

@@ -93,7 +93,15 @@ class Reduction:
         self._finished = Finished(0)
         self._try: _Try
         self.phase = "idle"
+
+    @property
+    def phase(self) -> str:
         """What the worker is doing, for whoever looks from another thread."""
+        return self.doing[0]
+
+    @phase.setter
+    def phase(self, phase: str) -> None:
+        self.doing = phase, time.monotonic()
 
     def rehearse(self, batch: MicroBatch) -> list[Slab]:
         """The way of a step with two shards, both made of `batch`, but for the exchange; returns the sums of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import traceback
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from worldline.checkpoint.restore import read
 from worldline.collective.group import Abandoned, CollectiveFailed, Group
 from worldline.data.loader import Loader, ReadCancelled
 from worldline.data.manifest import DataError
+from worldline.health.condition import Condition, capture
 from worldline.storage import Storage, StorageError
 from worldline.worker.agree import Agreement, Disagreed
 from worldline.worker.checksum import checksum
@@ -65,7 +67,8 @@ class Runner:
     another thread, `meet(i)` prepares for a coming generation ahead of its order; `halt(g)` makes
     generation g stop at the next step border, all ranks at the same one; `abandon(g)` makes every wait of
     generations up to g end at once. Both are remembered, so an order that comes late finds itself
-    cancelled. After any end the worker is at `position`, whole, or has no position.
+    cancelled. `condition(g)` tells what the training thread does, even if it is stuck. After any end the
+    worker is at `position`, whole, or has no position.
     """
 
     def __init__(
@@ -87,6 +90,8 @@ class Runner:
         self._schedule = schedule
         self._mailbox = mailbox
         self._generation = 0
+        self._group: Group | None = None
+        self._thread_id = 0
         self._halted = 0
         self._abandoned = 0
         self._meetings = Meetings(form, lambda generation: self._abandoned >= generation, mailbox.post)
@@ -113,6 +118,22 @@ class Runner:
 
     def abandon(self, generation: int) -> None:
         self._abandoned = max(self._abandoned, generation)
+
+    def condition(self, generation: int) -> Condition:
+        """Of a generation that is not the current one it says only that."""
+        current = self._generation
+        phase, since = self._engine.doing
+        if phase == "evaluate" and self._evaluator is not None and self._evaluator.waits_for_rows:
+            phase = "data"
+        return capture(
+            self._thread_id,
+            self._group if current == generation else None,
+            generation=current,
+            step=self._engine.completed,
+            phase=phase,
+            since=since,
+            now=time.monotonic(),
+        )
 
     def close(self, timeout_s: float) -> bool:
         return self._parts.close(timeout_s)
@@ -150,14 +171,15 @@ class Runner:
         def cancelled() -> bool:
             return self._abandoned >= generation
 
-        self._generation = generation
+        self._group, self._generation = None, generation
+        self._thread_id = threading.get_ident()
         self._agreement, self._received = None, False
         self._engine.phase = "form"
         self._mailbox.narrate(order.rank == 0)
         # The rows come while the group forms and the state travels.
         self._loader.focus(order.ranges[order.rank].shards, order.position.step + 1)
         began = time.perf_counter()
-        group = self._meetings.enter(order.meeting, cancelled)
+        group = self._group = self._meetings.enter(order.meeting, cancelled)
         formed = time.perf_counter()
         try:
             agreement = self._agreement = self._catch_up(order, group)
@@ -254,6 +276,7 @@ class Runner:
             self._mailbox.post(StateDigest(order.generation, record.step, record.state_digest))
         if self._schedule.checkpoint_due(record.step):
             self.write_checkpoint(order.generation, order.rank, len(order.ranges))
+        self._engine.after_step()
         return completed.halt
 
     def _checksum(self) -> str:

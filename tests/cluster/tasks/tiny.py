@@ -83,12 +83,36 @@ class Tiny(paced.Paced, Net):
             return 1.0
         if kind == "raise":
             raise RuntimeError(f"this task does not like step {step}")
+        if kind == "loop":
+            self.loop(rows)
+            return 1.0
         if kind == "eat":
             eaten = []
             while len(eaten) < MANY_MIB:
                 eaten.append(np.ones(2**20, np.uint8))
             raise RuntimeError(f"nobody minded {MANY_MIB} MiB")
         return float("nan") if int(rows[0]) in ids else 1.0
+
+    def loop(self, pids: list[str]) -> None:
+        """`loop 7 4711`: at step 7 this process computes for ever."""
+        while str(os.getpid()) in pids:
+            pass
+
+
+class Peering(Tiny):
+    """Exchanges something of its own after each step, and not always as it should."""
+
+    def after_step(self, step: int, peers: worldline.Peers) -> None:
+        kind, at, rank = "", 0, -1
+        if (paced.HERE / "fault").exists():
+            kind, *numbers = (paced.HERE / "fault").read_text().split()
+            at, rank = map(int, numbers)
+        names = ["one", "two"]
+        if step == at and peers.rank == rank:
+            names = ["two", "one"] if kind == "swap" else ["one"]
+        for name in names:
+            told = peers.gather(name, torch.full((2,), float(peers.rank)))
+            assert [int(t[0]) for t in told] == list(range(peers.size))
 
 
 class Parent(Tiny):

@@ -1,0 +1,153 @@
+"""How the ranks of a generation connect: once for each lane, in threads that can be left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+from worldline.collective.group import (
+    ABANDONED,
+    LANES,
+    POLL,
+    Abandoned,
+    Cancelled,
+    CollectiveFailed,
+    GlooGroup,
+    first_line,
+)
+
+_IDLE: dict[Any, list[Any]] = {}
+"""Connections to each store that nobody waits on. The next group uses them again, for connecting looks up the
+peer's name on both sides, and that takes seconds where the name server is slow."""
+
+
+def connect_ahead(store: Any) -> None:
+    """Make the connections to `store` that forming takes, for one group and one that comes to nothing."""
+    _IDLE[store] = [store.clone() for _ in range(2 * LANES)]
+
+
+GroupType = TypeVar("GroupType", bound=GlooGroup)
+
+Connect = Callable[[Any], Any]
+"""(store of one lane) -> the backend's process group of this rank, connected to all others."""
+
+
+def meet(
+    store: Any,
+    connect: Connect,
+    lanes: range,
+    *,
+    prefix: str,
+    size: int,
+    form_timeout_s: float,
+    cancelled: Cancelled,
+) -> list[Any]:
+    """Connect the `size` ranks that meet under `prefix` of the TCPStore `store`, once for each of `lanes`.
+
+    Connecting runs in side threads that are left behind when `cancelled` or the deadline ends the wait, since
+    a peer that died meanwhile would hold them. Raises CollectiveFailed or Abandoned.
+    """
+    connected: dict[int, Any] = {}
+    errors: list[str] = []
+    finished = threading.Semaphore(0)
+
+    def connect_lane(lane: int) -> None:
+        try:
+            connection = _idle_connection(store)
+            connected[lane] = connect(PrefixStore(f"{prefix}/lane{lane}", connection))
+            _IDLE[store].append(connection)
+        except Exception as error:
+            errors.append(first_line(error))
+        finally:
+            finished.release()
+        if lane not in connected:
+            with contextlib.suppress(RuntimeError):  # the store is gone, and the next forming will say so
+                _IDLE[store].append(store.clone())
+
+    for lane in lanes:
+        threading.Thread(target=connect_lane, args=(lane,), name=f"form-{prefix}-{lane}", daemon=True).start()
+    deadline = time.monotonic() + form_timeout_s
+    for _ in lanes:
+        while not finished.acquire(timeout=POLL.total_seconds()):
+            if cancelled():
+                ABANDONED.append(connected)
+                raise Abandoned(f"gave up forming {prefix} on order")
+            if time.monotonic() > deadline:
+                ABANDONED.append(connected)
+                raise CollectiveFailed(
+                    f"forming {prefix}: the {size} ranks did not meet in {form_timeout_s:g} s"
+                )
+    if errors:
+        ABANDONED.append(connected)
+        raise CollectiveFailed(f"forming {prefix}: {errors[0]}")
+    return [connected[lane] for lane in lanes]
+
+
+def enter(
+    kind: Callable[..., GroupType],
+    store: Any,
+    connect: Connect,
+    *,
+    prefix: str,
+    rank: int,
+    size: int,
+    form_timeout_s: float,
+    timeout_s: float,
+    cancelled: Cancelled,
+) -> GroupType:
+    """A group of that kind whose lanes are connected by `connect`, those of a step now."""
+    meeting = partial(meet, store, connect, prefix=prefix, size=size, cancelled=cancelled)
+    lanes = meeting(range(LANES), form_timeout_s=form_timeout_s)
+    return kind(lanes, rank, size, timeout_s, cancelled, partial(meeting, form_timeout_s=timeout_s))
+
+
+def form_gloo(
+    store: Any,
+    *,
+    prefix: str,
+    rank: int,
+    size: int,
+    address: str,
+    form_timeout_s: float,
+    timeout_s: float,
+    cancelled: Cancelled,
+) -> GlooGroup:
+    """The gloo group of rank `rank` of `size`; `address` is this node's as the peers reach it.
+
+    form_timeout_s bounds the meeting, timeout_s later every operation. Raises CollectiveFailed or Abandoned.
+    """
+
+    def connect(meeting: Any) -> Any:
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._timeout = timedelta(seconds=timeout_s)
+        options._threads = 2
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+        return dist.ProcessGroupGloo(meeting, rank, size, options)
+
+    return enter(
+        GlooGroup,
+        store,
+        connect,
+        prefix=prefix,
+        rank=rank,
+        size=size,
+        form_timeout_s=form_timeout_s,
+        timeout_s=timeout_s,
+        cancelled=cancelled,
+    )
+
+
+def _idle_connection(store: Any) -> Any:
+    """One that no other thread uses: threads that share a connection wait for each other."""
+    try:
+        return _IDLE.setdefault(store, []).pop()
+    except IndexError:
+        return store.clone()
