@@ -13,8 +13,12 @@ from __future__ import annotations
 import pytest
 from tests.cluster.cases import EVERYTHING
 from tests.cluster.link import Link
+from tests.cluster.processes import is_alive
 
 pytestmark = pytest.mark.cluster
+
+SILENCE_S = 30.0
+"""Far less than the peers' own timeout, far more than it takes on a machine that has time."""
 
 
 def test_nodes_go_and_come(on_nodes, undisturbed) -> None:
@@ -37,12 +41,13 @@ def test_nodes_go_and_come(on_nodes, undisturbed) -> None:
 
 
 def test_a_raylet_dies_alone(on_nodes, undisturbed) -> None:
-    """Its worker lives on, and was about to write its part of a checkpoint. It does, and nobody takes it."""
+    """Its worker lives on, and is about to write its part of a checkpoint. It is given up, and ended."""
     run = on_nodes(EVERYTHING, checkpoint__every_steps=20).start().at(step=19)
     zombie = run.members[1]
     run.hold("state-20", zombie).open(step=20).held("state-20")
-    run.kill_raylet(of_rank=1).at(step=22, within=60)
+    run.kill_raylet(of_rank=1).at(step=22)
     assert run.status["world"] == 2
+    run.until(lambda: not is_alive(zombie), "the end of the worker without a raylet")
     run.release("state-20").finish()
     assert run.checkpoints == [20, 40]
     assert not run.events("restored")
@@ -53,16 +58,16 @@ def test_what_was_frozen_and_passed_by_cannot_write(on_nodes, undisturbed) -> No
     """A newcomer stands still while it receives the state; later a member, before it writes its part of a
     checkpoint, which the others write without it. Both come back too late.
     """
-    run = on_nodes(EVERYTHING, checkpoint__every_steps=20, failure__timeout_s=3).start().at(step=5)
+    run = on_nodes(EVERYTHING, checkpoint__every_steps=20).start().at(step=5)
     run.kill(rank=1).more(steps=1)
     [late] = run.hold("load").joiners().lead_to("load")
-    run.freeze_processes(late).release("load").more(steps=1, within=60)
+    run.freeze_processes(late).release("load").more(steps=1)
     assert run.status["world"] == 2
     run.thaw().grow().at(step=19)
     assert late not in run.members.values()
     late = run.members[2]
     run.hold("state-20", late).open(step=20).held("state-20")
-    run.freeze(rank=2).release("state-20").at(step=22, within=60)
+    run.freeze(rank=2).release("state-20").at(step=22)
     assert run.checkpoints == [20]
     before = run.manifest(20)
     run.thaw().more(steps=3)
@@ -73,23 +78,17 @@ def test_what_was_frozen_and_passed_by_cannot_write(on_nodes, undisturbed) -> No
 
 
 def test_a_silent_node(on_nodes, nodes, undisturbed) -> None:
-    """Its link is pulled; then another is frozen. Nobody gets a reset; the peers give up waiting."""
+    """Its link is pulled; then another is frozen. Nobody gets a reset, and nobody waits for `timeout_s`."""
     nodes.add(link=Link(nodes.machine))
-    run = on_nodes(EVERYTHING, workers=4, failure__timeout_s=3).start()
+    run = on_nodes(EVERYTHING, workers=4).start()
     [linked] = [rank for node, rank in run.ranks_by_node.items() if nodes[node].link]
-    run.at(step=5).pull_link(of_rank=linked).more(steps=2, within=30)
+    run.at(step=5).pull_link(of_rank=linked).more(steps=2, within=SILENCE_S)
     assert run.status["world"] == 3
-    run.freeze_node(of_rank=0).more(steps=2, within=30)
+    run.freeze_node(of_rank=0).more(steps=2, within=SILENCE_S)
     assert run.status["world"] == 2
     run.finish()
     assert not run.events("restored")
     assert run.line == undisturbed(EVERYTHING)
-
-
-@pytest.mark.xfail(strict=True, reason="a hang is noticed only when failure.timeout_s is over")
-def test_a_silent_node_costs_seconds_by_default(on_nodes) -> None:
-    run = on_nodes(EVERYTHING).start().at(step=12)
-    run.freeze_node(of_rank=1).more(steps=1, within=10)
 
 
 @pytest.mark.parametrize("what", ["worker", "raylet"])
@@ -99,7 +98,7 @@ def test_children_end_with_their_worker(on_nodes, undisturbed, what: str) -> Non
     if what == "worker":
         run.kill(rank=1).more(steps=2).grow()
     else:
-        run.kill_raylet(of_rank=1).at(step=7, within=60)
+        run.kill_raylet(of_rank=1).at(step=7)
     run.finish()
     assert not run.events("worker_start_failed")
     assert run.line == undisturbed(EVERYTHING)

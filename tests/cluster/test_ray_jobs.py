@@ -24,27 +24,44 @@ from tests.cluster.submitted import AsJob
 pytestmark = pytest.mark.cluster
 
 
+class Place:
+    """Where jobs are submitted to: one cluster after the other, with room for two workers on its head."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.started: list[Nodes] = []
+        self._lost = True
+
+    def now(self) -> Nodes:
+        if self._lost:
+            folder = self._root / f"jobs{len(self.started)}"
+            self.started.append(
+                Nodes(folder, num=0, num_cpus=2, include_dashboard=True, dashboard_agent_listen_port=0)
+            )
+            self._lost = False
+        return self.started[-1]
+
+    def lose(self) -> None:
+        """All its machines are switched off."""
+        self.now().lose_all()
+        self._lost = True
+
+
 @pytest.fixture(scope="module")
-def start_jobs(root: Path) -> Iterator[Callable[[], Nodes]]:
-    """Starts a head with a dashboard, which takes jobs, and has room for two workers."""
-    started: list[Nodes] = []
-
-    def start() -> Nodes:
-        folder = root / f"jobs{len(started)}"
-        jobs = Nodes(folder, num=0, num_cpus=2, include_dashboard=True)
-        started.append(jobs)
-        return jobs
-
+def place(root: Path) -> Iterator[Place]:
+    place = Place(root)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_RUNTIME_ENV_TEMPORARY_REFERENCE_EXPIRATION_S", "1")
-        yield start
-    for jobs in started:
+        yield place
+    for jobs in place.started:
         jobs.close()
 
 
-@pytest.fixture(scope="module")
-def jobs(start_jobs: Callable[[], Nodes]) -> Nodes:
-    return start_jobs()
+@pytest.fixture
+def jobs(place: Place) -> Nodes:
+    jobs = place.now()
+    jobs.make_whole()
+    return jobs
 
 
 @pytest.fixture
@@ -86,18 +103,6 @@ def test_stopped_killed_and_submitted_again(submit, jobs, undisturbed) -> None:
     assert run.tracked.tags["attempt"] == "3"
 
 
-def test_a_cluster_is_lost_and_another_takes_over(submit, start_jobs, undisturbed) -> None:
-    """A head with a node; all machines are switched off, the driver with them."""
-    jobs = start_jobs()
-    run = submit(EVERYTHING, checkpoint__every_steps=10).move(jobs).start().at(step=14)
-    run.until(lambda: run.checkpoints == [10], "the checkpoint")
-    jobs.lose_all()
-    run.forget().move(start_jobs())
-    run.start().finish()
-    assert [step["attempt"] for step in run.steps] == [1] * 10 + [2] * 30
-    assert run.line == undisturbed(EVERYTHING)
-
-
 def test_the_environment_of_a_job_on_a_node_that_comes_late(submit, jobs, undisturbed, tmp_path) -> None:
     """The job's package has long been fetched by the others. On one node it cannot be unpacked."""
     (tmp_path / "package").mkdir()
@@ -108,11 +113,21 @@ def test_the_environment_of_a_job_on_a_node_that_comes_late(submit, jobs, undist
     place = Path(broken.session) / "runtime_resources" / "working_dir_files"
     shutil.rmtree(place, ignore_errors=True)
     place.touch()
-    run.until(lambda: bool(run.events("worker_start_failed")), "the failed start")
-    assert "working_dir" in run.events("worker_start_failed")[0]["reason"]
+    note = Path(broken.session) / "logs" / "raylet.err"
+    run.until(lambda: "working_dir_files" in note.read_text(), "the failed start")
     assert run.more(steps=2).status["world"] == 2
     jobs.lose(broken)
     jobs.add(temp_dir=f"{jobs.folder}-c")
     run.grow().finish()
     assert not run.events("worker_lost")
+    assert run.line == undisturbed(EVERYTHING)
+
+
+def test_a_cluster_is_lost_and_another_takes_over(submit, place, undisturbed) -> None:
+    """All machines are switched off, the driver's with them."""
+    run = submit(EVERYTHING, checkpoint__every_steps=10).start().at(step=14)
+    run.until(lambda: run.checkpoints == [10], "the checkpoint")
+    place.lose()
+    run.forget().move(place.now()).start().finish()
+    assert [step["attempt"] for step in run.steps] == [1] * 10 + [2] * 30
     assert run.line == undisturbed(EVERYTHING)

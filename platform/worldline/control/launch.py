@@ -13,7 +13,7 @@ from worldline.control.chaos import Script
 from worldline.control.cluster import Cluster, connect
 from worldline.control.controller import Controller, Parts
 from worldline.control.drains import Drains
-from worldline.control.ending import FINISHED, Conclusion
+from worldline.control.ending import FINISHED, TRY_AGAIN, Conclusion
 from worldline.control.inbox import Inbox
 from worldline.control.injector import Injector
 from worldline.control.intake import Intake
@@ -26,7 +26,7 @@ from worldline.control.restore import RestorePoint, restore_point
 from worldline.control.runs import keep_manifest, open_run
 from worldline.control.saves import Saves
 from worldline.control.schedule import schedule
-from worldline.control.signals import LeaseLost, Signals
+from worldline.control.signals import LeaseLost, Signals, StopRequested
 from worldline.control.survey import Data, survey
 from worldline.events import EventKind
 from worldline.job.faults import JobError
@@ -40,6 +40,9 @@ from worldline.tracking.mlflow import FinalStatus, MlflowDelivery
 from worldline.tracking.status import RunState, StatusWriter
 
 TRACKER_S = 60.0
+HURRY_S = 1.0
+"""For the tracker after a SIGTERM: `ray job stop` gives the driver 3 s for everything, and what the tracker
+did not get the next attempt sends."""
 COMMIT_S = 10.0
 
 _EVENTS = {RunState.FINISHED: EventKind.FINISHED, RunState.FAILED: EventKind.FAILED}
@@ -105,6 +108,7 @@ class _Attempt:
         self._last_step = job.steps or (job.epochs or 0) * data.plan.steps_per_epoch
         self._lease = lease
         self._lease_lost = False
+        self._hurried = False
         self._chaos = chaos
         self._signals = Signals()
         self._steps = StepLog(folder / STEPS)
@@ -128,7 +132,7 @@ class _Attempt:
         tracker = assemble.tracker(self._job, self._folder, self._lease.attempt, self._last_step)
         with contextlib.closing(self._inbox):
             self._inbox.start()
-            with stop_on_signals(self._signals.post):
+            with stop_on_signals(self._stop):
                 conclusion = self._guarded(point, tracker)
             self._inbox.end()
             return self._end(conclusion, tracker)
@@ -156,6 +160,10 @@ class _Attempt:
             log.close()
         if ray.is_initialized():
             ray.shutdown()
+
+    def _stop(self, request: StopRequested) -> None:
+        self._hurried = request.exit_code == TRY_AGAIN
+        self._signals.post(request)
 
     def _lose_lease(self, reason: str) -> None:
         self._lease_lost = True
@@ -267,7 +275,10 @@ class _Attempt:
         elif tracker is not None:
             with contextlib.suppress(OSError):  # the disk is full, and the end has its reason already
                 self._steps.sync()
-            shortfall = tracker.finish(_TRACKED.get(conclusion.state, "KILLED"), TRACKER_S)
+            # The driver may be ended while it waits for the tracker: how the run ended is known before.
+            self._journal.state(conclusion.state, conclusion.reason)
+            patience_s = HURRY_S if self._hurried else TRACKER_S
+            shortfall = tracker.finish(_TRACKED.get(conclusion.state, "KILLED"), patience_s)
             self._journal.tracker_run(tracker.run_id)
         status = self._journal.status
         summary = (
