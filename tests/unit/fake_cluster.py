@@ -24,6 +24,7 @@ from worldline.control.reference import Reference
 from worldline.control.restore import restore_point
 from worldline.control.saves import Saves
 from worldline.control.signals import (
+    Cut,
     Described,
     Ended,
     Fetched,
@@ -104,6 +105,8 @@ class Worker:
     taint: str = ""
     """What makes this worker's state differ."""
     outbox: list = field(default_factory=list)
+    polls: list = field(default_factory=list)
+    """Until when each poll under way waits for something to tell."""
     records: dict = field(default_factory=dict)
 
 
@@ -176,8 +179,8 @@ class Cluster:
         if worker is None:
             self.signals.post(Lost(id, "is gone"))
         elif not worker.frozen:
-            items, worker.outbox = tuple(worker.outbox), []
-            self.signals.post(Fetched(id, Reports(items, worker.position, "compute")))
+            worker.polls.append(self.clock() + wait_s)
+            self.answer(worker)
 
     def inquire(self, id, generation):
         worker = self.workers.get(id)
@@ -205,9 +208,8 @@ class Cluster:
     # As things happen
 
     def die(self, id):
-        worker = self.workers.pop(id)
-        if worker.order is not None or worker.ready_at is not None:
-            self.signals.post(Lost(id, "is gone"))
+        self.workers.pop(id)
+        self.signals.post(Cut(id))
 
     def tick(self):
         """Time has passed."""
@@ -219,6 +221,7 @@ class Cluster:
             item[1]()
         for worker in self.workers.values():
             self.feel_pulse(worker)
+            self.answer(worker)
         training = [w for w in self.workers.values() if w.order is not None]
         if not training:
             return
@@ -236,6 +239,13 @@ class Cluster:
         elif self.clock() >= self.next_step:
             self.next_step = self.clock() + self.step_s
             self.step(training)
+
+    def answer(self, worker):
+        """The polls of a worker that has something to say, or whose time is over."""
+        while worker.polls and not worker.frozen and (worker.outbox or self.clock() >= worker.polls[0]):
+            worker.polls.pop(0)
+            items, worker.outbox = tuple(worker.outbox), []
+            self.signals.post(Fetched(worker.id, Reports(items, worker.position, "compute")))
 
     def feel_pulse(self, worker):
         if worker.frozen and worker.frozen_at is None:

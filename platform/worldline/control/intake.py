@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from worldline.control.cluster import Cluster
 from worldline.control.journal import Journal, Progress
@@ -18,6 +19,9 @@ from worldline.world import Position
 NARRATOR_PERIOD_S = 0.1
 OTHERS_PERIOD_S = 0.5
 POLL_S = 1.0
+LONGEST_POLL_S = 20.0
+POLLS_A_SECOND = 200
+"""More workers than that are let wait longer for something to tell."""
 KEPT_DIGESTS = 8
 
 
@@ -49,9 +53,11 @@ class Intake:
         self.drift = ""
 
     def poll(self, membership: Membership, now: float) -> None:
-        for member in [*membership.current, *membership.in_state(MemberState.STANDBY)]:
+        workers = [*membership.current, *membership.in_state(MemberState.STANDBY)]
+        wait_s = min(max(POLL_S, len(workers) / POLLS_A_SECOND), LONGEST_POLL_S)
+        for member in workers:
             if not self._asked[member.id] and now >= self._next.get(member.id, now):
-                self._fetch(member.id, POLL_S)
+                self._fetch(member.id, POLL_S if member.rank == 0 else wait_s)
         if self._line.lacks(self._expected):
             self._fill(membership.current, now)
 
@@ -120,7 +126,7 @@ class Intake:
         self._asked[id] += 1
         self._cluster.fetch(id, wait_s)
 
-    def _fill(self, members: list[Member], now: float) -> None:
+    def _fill(self, members: Sequence[Member], now: float) -> None:
         """Ask every member for the steps that the line lacks: which of them has them is not known."""
         last = self._line.last_step
         if self._line.lacks(0) and all(self._without.get(member.id) == last for member in members):

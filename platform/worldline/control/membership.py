@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 from types import MappingProxyType
 
 from worldline.health.condition import Condition
@@ -107,6 +108,10 @@ class Member:
         return self.end.position if self.end is not None else None
 
 
+def _place(member: Member) -> tuple[int, float]:
+    return member.rank, member.since
+
+
 @dataclass(frozen=True)
 class Gathering:
     """Workers, by rank to be, who connect for the next generation while the current one trains.
@@ -161,17 +166,25 @@ class Membership:
     moved: float = 0.0
     inquiry: Inquiry | None = None
 
-    def in_state(self, state: MemberState) -> list[Member]:
+    def in_state(self, state: MemberState) -> Sequence[Member]:
         """Members by rank, others in the order of their coming into this state."""
-        return sorted((m for m in self.members.values() if m.state is state), key=lambda m: (m.rank, m.since))
+        return self._by_state[state]
 
     @property
-    def current(self) -> list[Member]:
-        return self.in_state(MemberState.MEMBER)
+    def current(self) -> Sequence[Member]:
+        return self._by_state[MemberState.MEMBER]
 
-    @property
-    def training(self) -> list[Member]:
-        return [m for m in self.current if m.training]
+    @cached_property
+    def training(self) -> Sequence[Member]:
+        return tuple(m for m in self.current if m.training)
+
+    @cached_property
+    def _by_state(self) -> Mapping[MemberState, Sequence[Member]]:
+        """Sorted once for each value: a world may have thousands of workers."""
+        found: dict[MemberState, list[Member]] = {state: [] for state in MemberState}
+        for member in self.members.values():
+            found[member.state].append(member)
+        return {state: tuple(sorted(ms, key=_place)) for state, ms in found.items()}
 
     def requested(self, id: str, now: float) -> Membership:
         if id in self.members:

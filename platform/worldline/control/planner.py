@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from worldline.control.decisions import (
@@ -92,7 +93,7 @@ def _look_up(decision: Decision, membership: Membership, limits: Limits, patienc
     return Proceed(min(deadlines, default=None))
 
 
-def _collect(membership: Membership, training: list[Member], limits: Limits, now: float) -> Decision:
+def _collect(membership: Membership, training: Sequence[Member], limits: Limits, now: float) -> Decision:
     """Have every member say where it is; who does not is out. Silent ones are given up as such, at their
     time; one that only computes must look up at some time.
     """
@@ -111,7 +112,7 @@ def _collect(membership: Membership, training: list[Member], limits: Limits, now
 
 def _tend(
     membership: Membership,
-    training: list[Member],
+    training: Sequence[Member],
     limits: Limits,
     stopping: bool,
     now: float,
@@ -142,7 +143,7 @@ def _tend(
     return _meet(membership, chosen, limits, now)
 
 
-def _meet(membership: Membership, chosen: list[Member], limits: Limits, now: float) -> Decision:
+def _meet(membership: Membership, chosen: Sequence[Member], limits: Limits, now: float) -> Decision:
     """Have the next members connect, then halt the present ones."""
     wanted = tuple(m.id for m in chosen)
     ids = tuple(m.id for m in membership.training)

@@ -38,6 +38,8 @@ from worldline.worker.orders import EndKind, GenerationEnd, Hello, Met, Notice
 from worldline.world import Position
 
 PULSE_S = 0.1
+REFRESH_S = 0.1
+"""Between two lists of all workers for the status, per 500 of them."""
 TELL_S = 1.5
 """How long a silent worker is kept, for the others to tell what they wait for."""
 PROVEN_S = 20.0
@@ -84,6 +86,7 @@ class Sensors:
         self._clock = clock
         self._start_failures = 0
         self._anybody_was_ready = False
+        self._refresh_at = 0.0
         self._tracebacks: set[str] = set()
         self._graves: dict[str, tuple[int, int]] = {}  # worker -> (rank, step in which it was lost)
 
@@ -95,7 +98,9 @@ class Sensors:
         while signal is not None and not self.lease_lost:
             self._sense(signal, self._clock())
             signal = self._signals.next(0)
-        self._journal.refresh(self.membership, self._intake.progress)
+        if now >= self._refresh_at:
+            self._refresh_at = now + REFRESH_S * max(1, len(self.membership.members) // 500)
+            self._journal.refresh(self.membership, self._intake.progress)
 
     def lose(self, id: str, reason: str, dead: bool = False) -> None:
         """The worker is out, whatever it was. dead: its process is gone already, and Ray may say why."""
