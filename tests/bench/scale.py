@@ -61,7 +61,7 @@ class Metered(Attempt):
             start_s=10_000.0,
         )
         self._simulating_s = 0.0
-        self._began = time.perf_counter()
+        self._began = time.thread_time()
         self._num_orders = 0
         self._num_signals = 0
         for name in MESSAGES:
@@ -71,7 +71,7 @@ class Metered(Attempt):
 
     @property
     def spent(self) -> Cost:
-        seconds = time.perf_counter() - self._began - self._simulating_s
+        seconds = time.thread_time() - self._began - self._simulating_s
         return Cost(seconds, self._num_orders, self._num_signals, self.now)
 
     def mark(self, name: str) -> None:
@@ -85,11 +85,11 @@ class Metered(Attempt):
         self._simulate(lambda: super(Metered, self).pass_time(seconds))
 
     def _simulate(self, call: Callable[[], Any]) -> Any:
-        began = time.perf_counter()
+        began = time.thread_time()
         try:
             return call()
         finally:
-            self._simulating_s += time.perf_counter() - began
+            self._simulating_s += time.thread_time() - began
 
     def _counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*arguments: Any) -> Any:

@@ -270,7 +270,8 @@ class Cluster:
             elif order.restore is not None:
                 assert f"{order.restore}/manifest.json" in self.storage.list("checkpoints/")
             worker.position, worker.formed = order.position, True
-            worker.outbox.append(GenerationFormed(order.generation, 0.0, 0.0))
+            if order.rank == 0:
+                worker.outbox.append(GenerationFormed(order.generation, 0.0, 0.0))
             if order.checkpoint:
                 self.write_part(worker, order.generation, order.rank, len(order.ranges))
 

@@ -51,7 +51,7 @@ def test_who_is_out_stays_out():
     gone = standing_by("a", "b").out("b", "died")
     assert gone.ready("b", HELLO, 5.0) is gone
     assert gone.out("b", "again") is gone
-    assert gone.ended("b", end()) is gone
+    assert gone.ended({"b": end()}) == gone
 
 
 def test_ranks_are_the_order_given_and_members_come_by_rank():
@@ -74,13 +74,13 @@ def test_a_lost_standby_is_no_trouble():
 
 
 def test_the_first_trouble_is_the_one_that_is_told():
-    membership = training("a", "b", "c").out("c", "is gone").ended("a", end(reason="peer gone"))
+    membership = training("a", "b", "c").out("c", "is gone").ended({"a": end(reason="peer gone")})
     assert membership.trouble == "rank 2 is gone"
 
 
 @pytest.mark.parametrize("kind", [EndKind.HALTED, EndKind.FINISHED])
 def test_an_end_in_order_is_no_trouble(kind):
-    membership = training("a", "b").ended("a", end(kind))
+    membership = training("a", "b").ended({"a": end(kind)})
     assert membership.trouble == ""
     assert membership.members["a"].position == Position(3)
     assert membership.out("a", "died later").trouble == ""
@@ -88,29 +88,29 @@ def test_an_end_in_order_is_no_trouble(kind):
 
 def test_an_end_counts_once_and_only_for_its_generation():
     membership = training("a")
-    assert membership.ended("a", end(generation=2)) is membership
-    ended = membership.ended("a", end(step=3))
-    assert ended.ended("a", end(step=4)) is ended
+    assert membership.ended({"a": end(generation=2)}) == membership
+    ended = membership.ended({"a": end(step=3)})
+    assert ended.ended({"a": end(step=4)}) == ended
     assert ended.members["a"].position == Position(3)
 
 
 def test_a_new_generation_waits_for_who_still_trains_and_for_who_is_not_ready():
     with pytest.raises(ValueError, match="still trains in generation 1"):
-        training("a", "b").ended("a", end()).formed(["a"], Position(3), 4.0)
+        training("a", "b").ended({"a": end()}).formed(["a"], Position(3), 4.0)
     with pytest.raises(ValueError, match="not ready"):
         Membership().requested("a", 0.0).formed(["a"], Position(0), 1.0)
 
 
 def test_a_new_generation_begins_with_a_clean_slate():
     before = training("a", "b").asked_to_halt(3.0).out("b", "gone").asked_to_abandon(["a"], "b", 4.0)
-    after = before.ended("a", end()).formed(["a"], Position(3), 6.0)
+    after = before.ended({"a": end()}).formed(["a"], Position(3), 6.0)
     assert (after.generation, after.trouble, after.lost, after.halting) == (2, "", 0, None)
     member = after.members["a"]
     assert (member.end, member.asked, member.since) == (None, None, 2.0)
 
 
 def test_a_member_left_out_is_a_standby_again():
-    membership = training("a", "b").ended("a", end()).ended("b", end()).formed(["a"], Position(3), 6.0)
+    membership = training("a", "b").ended({"a": end()}).ended({"b": end()}).formed(["a"], Position(3), 6.0)
     assert states(membership) == {"a": MemberState.MEMBER, "b": MemberState.STANDBY}
     assert membership.members["b"].position is None
 

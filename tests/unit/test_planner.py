@@ -248,7 +248,7 @@ class History(RuleBasedStateMachine):
     def end(self, id, kind):
         worker = self.workers[id]
         self.membership = self.membership.ended(
-            id, GenerationEnd(kind, self.membership.generation, worker.position, "as told")
+            {id: GenerationEnd(kind, self.membership.generation, worker.position, "as told")}
         )
 
     def leave(self, id):
@@ -552,7 +552,7 @@ def forms(decision):
 def ended(membership, **steps):
     for id, step in steps.items():
         membership = membership.ended(
-            id, GenerationEnd(EndKind.BROKEN, membership.generation, Position(step), "peer gone")
+            {id: GenerationEnd(EndKind.BROKEN, membership.generation, Position(step), "peer gone")}
         )
     return membership
 
@@ -665,7 +665,7 @@ def at_border(membership, step=3):
     """All who train have halted there."""
     for m in membership.training:
         membership = membership.ended(
-            m.id, GenerationEnd(EndKind.HALTED, membership.generation, Position(step))
+            {m.id: GenerationEnd(EndKind.HALTED, membership.generation, Position(step))}
         )
     return membership
 

@@ -245,13 +245,17 @@ class Membership:
             lost=self.lost + (member.state is MemberState.MEMBER),
         )
 
-    def ended(self, id: str, end: GenerationEnd) -> Membership:
-        member = self.members.get(id)
-        if member is None or end.generation != self.generation or not member.training:
-            return self
-        orderly = end.kind in (EndKind.FINISHED, EndKind.HALTED)
-        trouble = self.trouble if orderly or self.trouble else f"rank {member.rank}: {end.reason}"
-        return replace(self._with(replace(member, end=end)), trouble=trouble)
+    def ended(self, ends: Mapping[str, GenerationEnd]) -> Membership:
+        """How the generation ended for these; all at once, as it ends for thousands at the same time."""
+        members, trouble = dict(self.members), self.trouble
+        for id, end in ends.items():
+            member = members.get(id)
+            if member is None or end.generation != self.generation or not member.training:
+                continue
+            members[id] = replace(member, end=end)
+            if end.kind not in (EndKind.FINISHED, EndKind.HALTED) and not trouble:
+                trouble = f"rank {member.rank}: {end.reason}"
+        return replace(self, members=members, trouble=trouble)
 
     def asked_to_abandon(self, ids: Sequence[str], reason: str, now: float) -> Membership:
         asked = {id: replace(self.members[id], asked=now) for id in ids}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 
 from worldline.control.budget import Budget, start_delay
 from worldline.control.causes import CauseKind
@@ -95,9 +96,18 @@ class Sensors:
         now = self._clock()
         self._intake.poll(self.membership, now)
         signal = self._signals.next(min(until - now, PULSE_S))
-        while signal is not None and not self.lease_lost:
-            self._sense(signal, self._clock())
+        came = []
+        while signal is not None:
+            came.append(signal)
             signal = self._signals.next(0)
+        for _, group in groupby(came, type):
+            alike = list(group)
+            ends = {s.id: s.end for s in alike if isinstance(s, Ended)}
+            if ends and not self.lease_lost:
+                self._generation_ended(ends)
+            for signal in alike:
+                if not self.lease_lost:
+                    self._sense(signal, self._clock())
         if now >= self._refresh_at:
             self._refresh_at = now + REFRESH_S * max(1, len(self.membership.members) // 500)
             self._journal.refresh(self.membership, self._intake.progress)
@@ -140,8 +150,6 @@ class Sensors:
             case NodeDraining():
                 there = [m.id for m in self.membership.members.values() if m.node == signal.node]
                 self.drain(there, signal.lead_s, signal.reason)
-            case Ended():
-                self._generation_ended(signal.id, signal.end)
             case Fetched():
                 if signal.reports is not None:
                     self._see_position(signal.id, signal.reports.position, now)
@@ -258,11 +266,15 @@ class Sensors:
             strikes = 2.0 if member.suspicion is not None else 1.0
             self.cooling = self.cooling.struck(member.node, now, strikes)
 
-    def _generation_ended(self, id: str, end: GenerationEnd) -> None:
-        member = self.membership.members.get(id)
-        if member is None or end.generation != self.membership.generation:
-            return
-        self.membership = self.membership.ended(id, end)
+    def _generation_ended(self, ends: Mapping[str, GenerationEnd]) -> None:
+        before = self.membership
+        self.membership = before.ended(ends)
+        for id, end in ends.items():
+            member = before.members.get(id)
+            if member is not None and end.generation == before.generation:
+                self._account_for(id, member, end)
+
+    def _account_for(self, id: str, member: Member, end: GenerationEnd) -> None:
         self.budget = self.budget.after_end(end, member.rank)
         if end.position is not None:
             self._intake.expect(end.position.step)

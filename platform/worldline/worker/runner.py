@@ -188,7 +188,8 @@ class Runner:
             if self._evaluator is not None:
                 self._evaluator.join(member, cancelled)
             caught_up = time.perf_counter()
-            self._mailbox.post(GenerationFormed(generation, formed - began, caught_up - formed))
+            if order.rank == 0:  # one word is enough, of thousands as well
+                self._mailbox.post(GenerationFormed(generation, formed - began, caught_up - formed))
             return self._steps(order, agreement)
         finally:
             if group is not None:
