@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +196,7 @@ def report(run: Run) -> None:
     stood: dict[str, list[float]] = {}
     left_s: list[float] = []
     open_faults = list(run.faults)
-    for before, step in zip(steps, steps[1:], strict=False):
+    for before, step in pairwise(steps):
         if step["generation"] == before["generation"]:
             continue
         kind = "joined"
