@@ -68,7 +68,7 @@ def test_what_was_frozen_and_passed_by_cannot_write(on_nodes, undisturbed) -> No
     late = run.members[2]
     run.hold("state-20", late).open(step=20).held("state-20")
     run.freeze(rank=2).release("state-20").at(step=22)
-    assert run.checkpoints == [20]
+    run.until(lambda: run.checkpoints == [20], "the checkpoint without it")
     before = run.manifest(20)
     run.thaw().more(steps=3)
     assert run.manifest(20) == before
@@ -78,14 +78,19 @@ def test_what_was_frozen_and_passed_by_cannot_write(on_nodes, undisturbed) -> No
 
 
 def test_a_silent_node(on_nodes, nodes, undisturbed) -> None:
-    """Its link is pulled; then another is frozen. Nobody gets a reset, and nobody waits for `timeout_s`."""
-    nodes.add(link=Link(nodes.machine))
+    """Its link is pulled; then another is frozen. Nobody gets a reset, and nobody waits for `timeout_s`. When
+    they are back, their workers find that they were given up, and end.
+    """
+    linked = nodes.add(link=Link(nodes.machine))
     run = on_nodes(EVERYTHING, workers=4).start()
-    [linked] = [rank for node, rank in run.ranks_by_node.items() if nodes[node].link]
-    run.at(step=5).pull_link(of_rank=linked).more(steps=2, within=SILENCE_S)
+    run.at(step=5).pull_link(of_rank=run.ranks_by_node[linked.id])
+    run.more(steps=2, within=SILENCE_S)
     assert run.status["world"] == 3
+    frozen = run.node(of_rank=0)
     run.freeze_node(of_rank=0).more(steps=2, within=SILENCE_S)
     assert run.status["world"] == 2
+    nodes.thaw(frozen)
+    linked.link.plug()
     run.finish()
     assert not run.events("restored")
     assert run.line == undisturbed(EVERYTHING)
