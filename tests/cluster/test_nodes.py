@@ -13,12 +13,13 @@ from __future__ import annotations
 import pytest
 from tests.cluster.cases import EVERYTHING
 from tests.cluster.link import Link
-from tests.cluster.processes import is_alive
+from tests.cluster.processes import is_alive, tree
 
 pytestmark = pytest.mark.cluster
 
 SILENCE_S = 30.0
 """Far less than the peers' own timeout, far more than it takes on a machine that has time."""
+CHILDREN_S = 20.0
 
 
 def test_nodes_go_and_come(on_nodes, undisturbed) -> None:
@@ -96,14 +97,26 @@ def test_a_silent_node(on_nodes, nodes, undisturbed) -> None:
     assert run.line == undisturbed(EVERYTHING)
 
 
-@pytest.mark.parametrize("what", ["worker", "raylet"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "worker",
+        pytest.param(
+            "raylet",
+            marks=pytest.mark.xfail(strict=True, reason="who ends itself leaves its children behind"),
+        ),
+    ],
+)
 def test_children_end_with_their_worker(on_nodes, undisturbed, what: str) -> None:
     """The next worker on the node gets what the child held; no child is left in the end."""
     run = on_nodes(EVERYTHING, workers=2, task__class="tiny:Parent").start().at(step=5)
+    children = tree(run.members[1]) - {run.members[1]}
+    assert children
     if what == "worker":
         run.kill(rank=1).more(steps=2).grow()
     else:
-        run.kill_raylet(of_rank=1).at(step=7)
+        run.kill_raylet(of_rank=1).more(steps=2)
+    run.until(lambda: not any(map(is_alive, children)), "the end of the children", within=CHILDREN_S)
     run.finish()
     assert not run.events("worker_start_failed")
     assert run.line == undisturbed(EVERYTHING)
