@@ -17,6 +17,7 @@ class EventKind(StrEnum):
     WORKER_RELEASED = "worker_released"  # it left as planned, or was more than is wanted
     WORKER_READY = "worker_ready"  # a standby may be admitted
     WORKER_START_FAILED = "worker_start_failed"
+    OUT_OF_MEMORY = "out_of_memory"  # why a worker is lost: Ray's memory monitor ended it
     HANG = "hang"  # no step was completed in time; the diagnosis names who and where
     COLLECTIVE_FAILED = "collective_failed"  # a process group broke, no member is known dead
     TASK_ERROR = "task_error"  # the user's code raised

@@ -35,6 +35,8 @@ WORLDLINE = Path(sys.executable).with_name("worldline")
 RUN, ALONE = "soak", "alone"
 START_S = 180.0
 STOP_S = 120.0
+STEP_S = 0.2
+"""The longest a step of the undisturbed run takes on the mean."""
 TRY_AGAIN = 75
 LONGEST = 12
 """Workers that are shown: those who lived through most regroups."""
@@ -128,8 +130,12 @@ class Soak:
         sets = [f"--set={key}={value}" for key, value in settings.items()]
         self._start("run", self._folder / "job.yaml", *sets)
         assert self._process is not None
-        if self._process.wait() != 0:
-            self._fail("failed alone")
+        try:
+            code = self._process.wait(START_S + steps * STEP_S)
+        except subprocess.TimeoutExpired:
+            code = None
+        if code != 0:
+            self._fail(f"of {steps} steps alone did not end well (exit {code})")
 
     def end(self) -> None:
         if self._process is not None and self._process.poll() is None:

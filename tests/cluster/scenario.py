@@ -79,12 +79,12 @@ class Scenario(Records):
 
     # What a person does
 
-    def start(self, *, whole: bool = True, **settings: Any) -> Self:
+    def start(self, *options: str, whole: bool = True, **settings: Any) -> Self:
         """Run the job, or go on with it, until the workers are held before a step.
 
         whole: until there are world.max of them. settings: laid over the scenario's; `a__b` is the key a.b.
         """
-        self.spawn(**settings)
+        self.spawn(*options, **settings)
         self.until(lambda: self._held() is not None, "the first step")
         self.open(self._held_step())
         return self.grow() if whole else self
@@ -186,13 +186,21 @@ class Scenario(Records):
 
     def ask(self, *options: str, **settings: Any) -> tuple[int, str]:
         """Start another driver of the run, which must end by itself: its exit code, and what it said."""
+        return self._answer(lambda log: self._run(log, *options, **settings))
+
+    def operate(self, command: str, *arguments: str) -> tuple[int, str]:
+        """A command from another terminal: its exit code, and what it said."""
+        full = [command, "run", *arguments, "--storage", str(self.storage)]
+        return self._answer(lambda log: self._command(full, self.folder, self._environment, log))
+
+    def _answer(self, begin: Callable[[Path], Command]) -> tuple[int, str]:
         log = self.folder / "stderr-of-another"
         log.unlink(missing_ok=True)
-        driver = self._run(log, *options, **settings)
-        self._others.append(driver)
-        self.until(lambda: driver.returncode is not None, "the answer", or_ended=True)
-        assert driver.returncode is not None
-        return driver.returncode, log.read_text()
+        process = begin(log)
+        self._others.append(process)
+        self.until(lambda: process.returncode is not None, "the answer", or_ended=True)
+        assert process.returncode is not None
+        return process.returncode, log.read_text()
 
     # Places in the task where it waits
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -72,10 +73,19 @@ def test_a_column_that_is_not_there(scenario) -> None:
     assert run.said.count("Traceback (most recent call last)") == 1
 
 
-def test_a_model_that_cannot_be_built(scenario) -> None:
-    run = scenario(EVERYTHING, **{"task.class": "tiny:Headless"})
+@pytest.mark.parametrize(
+    ("task", "fault"),
+    [
+        ("Headless", r"Headless.build_model raised RuntimeError: there is no model today \(tiny.py:\d+, in"),
+        ("Closure", r"LBFGS.step needs closure, .* Use an optimizer whose step needs nothing"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_at_once(scenario, task: str, fault: str) -> None:
+    run = scenario(EVERYTHING, workers=2, **{"task.class": f"tiny:{task}"})
     run.spawn(gate=NEVER).finish(code=1)
-    assert "RuntimeError: there is no model today" in run.last_word
+    assert re.search(fault, run.last_word)
+    assert not run.steps
+    assert not run.events("generation_formed")
 
 
 def test_a_loss_that_is_not_finite(scenario) -> None:

@@ -5,6 +5,7 @@ Time passes, and workers compute, only while the controller waits for a signal.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field, replace
 
@@ -29,6 +30,7 @@ from worldline.control.signals import (
     Lost,
     Ready,
     Signals,
+    Silent,
     StartFailed,
     StepsFetched,
 )
@@ -61,6 +63,7 @@ from worldline.world import Position
 TICK_S = 0.02
 STEP_S = 0.3
 START_S = 1.0
+SILENT_S = 3.0
 
 
 def record(step, generation=1, world=1):
@@ -96,6 +99,7 @@ class Worker:
     narrates: bool = False
     halted: int = 0
     frozen: bool = False
+    frozen_at: float | None = None
     condition: object = None
     taint: str = ""
     """What makes this worker's state differ."""
@@ -189,6 +193,9 @@ class Cluster:
         self.killed.append(id)
         self.workers.pop(id, None)
 
+    def bury(self, id):
+        self.workers.pop(id, None)
+
     def dismiss(self, id):
         self.workers.pop(id, None)
 
@@ -210,6 +217,8 @@ class Cluster:
         for item in [item for item in self.at_time if item[0] <= self.clock()]:
             self.at_time.remove(item)
             item[1]()
+        for worker in self.workers.values():
+            self.feel_pulse(worker)
         training = [w for w in self.workers.values() if w.order is not None]
         if not training:
             return
@@ -227,6 +236,13 @@ class Cluster:
         elif self.clock() >= self.next_step:
             self.next_step = self.clock() + self.step_s
             self.step(training)
+
+    def feel_pulse(self, worker):
+        if worker.frozen and worker.frozen_at is None:
+            worker.frozen_at = self.clock()
+        if worker.frozen and self.clock() >= worker.frozen_at + SILENT_S:
+            worker.frozen_at = math.inf
+            self.signals.post(Silent(worker.id, SILENT_S))
 
     def prepare(self, worker):
         worker.ready_at = None
@@ -413,6 +429,7 @@ class Attempt:
             warn=lambda text: None,
         )
         self.restores = []
+        self.answers = []
         defaults = {"min": 1, "max": 2, "standby": 0, "num_shards": 8, "start_s": 60, "timeout_s": 30}
         self.parts = Parts(
             cluster=self.cluster,
@@ -427,6 +444,10 @@ class Attempt:
             budget=Budget(task_errors, no_progress),
             clock=lambda: self.now,
         )
+
+    def ask(self, request):
+        """Something that an operator asks; request(answer) -> signal."""
+        self.signals.post(request(lambda accepted, sentence: self.answers.append((accepted, sentence))))
 
     def pass_time(self, seconds):
         self.saves.settle(10)  # commits run in a thread of real time

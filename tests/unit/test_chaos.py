@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worldline.control.chaos import Fault, Kind, Script, load_script, schedule
+from worldline.control.chaos import Kind, Script, load_script
 from worldline.control.injector import Injector
+from worldline.control.schedule import Fault, schedule
 from worldline.control.signals import DrainRequested, Resize
 from worldline.job.faults import JobError
 

@@ -75,6 +75,27 @@ def test_every_command_of_the_contract_is_there() -> None:
     assert cli.commands.keys() == set(commands.split())
 
 
+@pytest.mark.parametrize("command", ["run", "plan", "doctor"])
+@pytest.mark.parametrize(
+    "line", ["world: {mx: 2}", "steps: many", "batch: {logical_shards: 6, rows_per_shard: 4}", "epochs: 3"]
+)
+def test_a_fault_of_the_job_file_needs_nothing_heavy(tmp_path: Path, command: str, line: str) -> None:
+    """So it is told at once, not after the seconds that torch and Ray take to import."""
+    good = JOB.replace("world: {max: 0, mx: 2}\n", "")
+    key = line.partition(":")[0]
+    lines = [old for old in good.splitlines() if not old.startswith(f"{key}:")]
+    (tmp_path / "job.yaml").write_text("\n".join([*lines, line]))
+    code = (
+        "import sys; from worldline.cli.main import main; "
+        f"code = main([{command!r}, 'job.yaml']); "
+        "print(code, [name for name in ('torch', 'ray', 'mlflow', 'pyarrow') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert done.stdout.strip() == ("1 []" if command == "doctor" else "78 []"), done.stderr
+
+
 def test_start_up_imports_nothing_heavy() -> None:
     heavy = ("torch", "ray", "mlflow", "pyarrow", "numpy", "matplotlib", "boto3")
     code = f"import sys, worldline.cli.main; print([name for name in {heavy} if name in sys.modules])"

@@ -254,6 +254,15 @@ def test_a_failure_says_why(tmp_path):
     assert out.getvalue().splitlines()[-1] == "failed     at step 2 of 2: no progress"
 
 
+def test_a_stop_says_how_to_go_on(tmp_path):
+    out = io.StringIO()
+    console = PlainConsole(out)
+    console.update(ended(tmp_path, state=RunState.STOPPED, reason="SIGTERM"))
+    console.close("stopped")
+    last = out.getvalue().splitlines()[-1]
+    assert last == "stopped    at step 2 of 2: SIGTERM; run the same command again to go on"
+
+
 def test_another_driver_s_run_is_not_summed_up(tmp_path):
     out = io.StringIO()
     console = PlainConsole(out)

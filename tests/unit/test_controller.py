@@ -3,9 +3,11 @@
 import pytest
 from tests.unit.fake_cluster import Attempt
 
+from worldline.collective.operations import Operation
 from worldline.control import ending
-from worldline.control.signals import LeaseLost, StopRequested
+from worldline.control.signals import DrainRequested, LeaseLost, Resize, StopRequested
 from worldline.events import EvaluationRecord, EventKind
+from worldline.health.condition import Condition
 from worldline.tracking.log import EVENTS, STEPS
 from worldline.tracking.status import STATUS, RunState
 from worldline.worker.orders import EndKind
@@ -22,8 +24,8 @@ def attempt(tmp_path):
 def finished(run):
     conclusion = run.run()
     assert (conclusion.state, conclusion.exit_code) == (RunState.FINISHED, 0), conclusion
-    assert run.told == ALL
-    assert run.saved == 20
+    assert run.told == list(range(1, run.cluster.last_step + 1))
+    assert run.saved == run.cluster.last_step
     assert not run.cluster.workers, "no worker outlives the run"
 
 
@@ -213,8 +215,102 @@ def test_a_frozen_member_is_given_up(attempt):
 
     run.cluster.script[7] = freeze
     finished(run)
-    assert run.reasons(EventKind.WORKER_LOST) == ["rank 2 is gone", "rank 1 did not answer for 5 s"]
+    silent = "rank 1 gave no sign of life for 3.0 s: frozen, or cut off"
+    assert run.reasons(EventKind.WORKER_LOST) == ["rank 2 is gone", silent]
     assert "w2" in run.cluster.killed
+
+
+def test_what_the_others_wait_for_is_told_before_a_frozen_member_goes(attempt):
+    run = attempt(max=3)
+
+    def freeze():
+        run.cluster.workers["w2"].frozen = True
+        for id in ("w1", "w3"):
+            run.cluster.workers[id].condition = waits(1)
+        return "frozen"
+
+    run.cluster.script[7] = freeze
+    finished(run)
+    [diagnosis] = run.reasons(EventKind.HANG)
+    assert diagnosis.startswith("Ranks 0 and 2 wait in all_to_all bucket 3")
+    assert "rank 1 (w2 on 10.0.0.1) gave no answer" in diagnosis
+    assert run.worlds == [3, 2, 3]
+
+
+def waits(generation):
+    operation = Operation(0, 9, "all_to_all", "bucket 3", 4096)
+    return Condition(generation, 6, "reduce", 4.0, operation, 4.0, (operation,), (operation,))
+
+
+def test_who_computes_for_ever_is_replaced_and_that_counts_as_an_error_of_its_code(attempt):
+    run = attempt(max=3, task_errors=2)
+
+    def loop():
+        workers, generation = run.cluster.workers, run.parts.journal.status.generation
+        ids = sorted(id for id, worker in workers.items() if worker.order is not None)
+        for id in ids:
+            workers[id].condition = waits(generation)
+        loops = Condition(generation, 6, "compute", 40.0, where="model.py:7 in loss")
+        workers[ids[-1]].condition = loops
+        run.cluster.next_step = run.now + 100
+        return "it loops"
+
+    run.cluster.script[7] = loop
+    finished(run)
+    [diagnosis] = run.reasons(EventKind.HANG)
+    assert "model.py:7 in loss" in diagnosis
+    assert run.told == list(range(1, 21))
+
+
+def test_a_drained_member_leaves_once_it_is_replaced(attempt):
+    run = attempt(max=3, last_step=60)
+    run.cluster.script[5] = lambda: run.ask(lambda answer: DrainRequested("1", 60.0, "somebody", answer))
+    finished(run)
+    assert run.worlds == [3, 3]
+    assert run.answers == [(True, "w2 will leave within 60 s")]
+    assert run.reasons(EventKind.WORKER_RELEASED) == ["asked by somebody"]
+    assert run.reasons(EventKind.WORKER_LOST) == []
+
+
+def test_a_drain_below_min_saves_first_and_then_waits(attempt):
+    run = attempt(min=2, max=2, last_step=60)
+    run.cluster.starts = {"w3": "there is no room"}
+    run.cluster.script[5] = lambda: run.ask(lambda answer: DrainRequested("w2", 8.0, "somebody", answer))
+    finished(run)
+    assert run.worlds == [2, 2]
+    [saved, *_] = run.reasons(EventKind.CHECKPOINT_SAVED)
+    assert int(saved.split()[1]) >= 5
+    assert run.reasons(EventKind.WAITING) != []
+    assert run.restores == [0], "the one that stayed kept the state"
+
+
+def test_all_are_drained_and_others_go_on_from_what_they_saved(attempt):
+    run = attempt(max=2, last_step=60)
+    run.cluster.starts = {"w3": "there is no room", "w4": "there is no room"}
+
+    def drain():
+        for rank in "01":
+            run.ask(lambda answer, rank=rank: DrainRequested(rank, 8.0, "somebody", answer))
+
+    run.cluster.script[5] = drain
+    finished(run)
+    assert len(run.restores) == 2
+    assert run.restores[1] >= 5
+
+
+def test_the_world_is_resized_both_ways(attempt):
+    run = attempt(max=2, last_step=90)
+    for step, workers in ((5, 4), (40, 1), (60, 9)):
+        run.cluster.script[step] = lambda workers=workers: run.ask(
+            lambda answer: Resize(workers, "somebody", answer)
+        )
+    finished(run)
+    assert run.worlds[0] == 2
+    assert max(run.worlds) == 4
+    assert run.worlds[-1] == 1
+    assert [accepted for accepted, _ in run.answers] == [True, True, False]
+    assert "logical_shards" in run.answers[-1][1]
+    assert len(run.reasons(EventKind.WORKER_RELEASED)) == 3
 
 
 def test_a_standby_that_dies_is_noticed_and_replaced(attempt):

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from worldline.control import inbox, requests
 from worldline.control.inbox import Inbox
@@ -22,7 +26,7 @@ class Desk:
 
     def __init__(self, folder) -> None:
         self.now = 0.0
-        self.storage = LocalStorage(folder)
+        self.storage = LocalStorage(Path(folder))
         self.posted: list[Signal] = []
         self.inbox = Inbox(self.storage, 2, self.posted.append, clock=lambda: self.now)
         self._tokens: Iterator[int] = itertools.count()
@@ -174,6 +178,71 @@ def test_what_has_no_answer_at_the_end_is_refused(desk) -> None:
     last = desk.ask(RESIZE)
     desk.inbox.close()
     assert requests.take_answer(desk.storage, last) == outcomes[1]
+
+
+class Flaky(LocalStorage):
+    """Fails when it is told to, before or after it did what it was asked."""
+
+    failing = ""
+
+    def put(self, key: str, data: bytes | memoryview) -> None:
+        self._do(lambda: LocalStorage.put(self, key, data))
+
+    def delete(self, key: str) -> None:
+        self._do(lambda: LocalStorage.delete(self, key))
+
+    def list(self, prefix: str = "") -> list[str]:
+        if self.failing:
+            raise StorageError("away")
+        return super().list(prefix)
+
+    def _do(self, what: Callable[[], None]) -> None:
+        if self.failing != "before":
+            what()
+        if self.failing:
+            raise StorageError("away")
+
+
+actions = st.lists(
+    st.sampled_from(["ask", "ask", "look", "look", "answer", "answer", "withdraw", "before", "after", ""]),
+    max_size=40,
+)
+
+
+@given(actions)
+def test_whatever_happens_each_request_is_handed_on_once_and_answered_once(actions: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        desk = Desk(folder)
+        person = desk.storage
+        desk.inbox._storage = flaky = Flaky(Path(folder))
+        asked: list[str] = []
+        withdrawn: set[str] = set()
+        answered = 0
+        for action in actions:
+            if action == "ask":
+                asked.append(desk.ask(RESIZE))
+            elif action == "withdraw" and asked:
+                requests.withdraw(person, asked[-1])
+                withdrawn.add(asked[-1])
+            elif action == "look":
+                desk.inbox.look()
+            elif action == "answer" and answered < len(desk.posted):
+                signal = desk.posted[answered]
+                assert isinstance(signal, Resize)
+                signal.answer(True, f"answer {answered}")
+                answered += 1
+            elif action in ("before", "after", ""):
+                flaky.failing = action
+        flaky.failing = ""
+        desk.inbox.close()
+        assert len(desk.posted) <= len(asked)
+        outcomes = {name: requests.take_answer(person, name) for name in asked}
+        for name in asked:
+            assert outcomes[name] is not None or name in withdrawn
+        done = [answer.sentence for answer in outcomes.values() if answer and answer.outcome is Outcome.DONE]
+        assert len(done) == len(set(done))
+        assert len(done) >= answered - len(withdrawn)
+        assert requests.waiting(person) == []
 
 
 def test_the_thread_does_it_by_itself_and_ends(tmp_path) -> None:

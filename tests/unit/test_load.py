@@ -112,7 +112,12 @@ def test_json_is_yaml(tmp_path: Path) -> None:
         ("batch.logical_shards=12", "batch: logical_shards must be a power of two, not 12"),
         ("world={min: 3, max: 2}", "world: min (3) must not exceed max (2)"),
         ("world.max=9", "job: world.max (9) must not exceed batch.logical_shards (8)"),
-        ("epochs=1", "job: give exactly one of steps and epochs"),
+        (
+            "epochs=1",
+            "job: steps (10) and epochs (1) are both given: take one out; over a job file, --set steps=null "
+            "or --set epochs=null does",
+        ),
+        ("steps=", "job: neither steps nor epochs is given: say how long to train, with one of them"),
         ("evaluate.every_steps=5", "job: evaluate needs data.validation"),
         ("world.max", "--set world.max: expected KEY=VALUE"),
         ("=3", "--set =3: expected KEY=VALUE"),
@@ -122,6 +127,11 @@ def test_json_is_yaml(tmp_path: Path) -> None:
 )
 def test_a_fault_names_the_key(job_file: Path, override: str, fault: str) -> None:
     assert faults(job_file, override) == (fault,)
+
+
+def test_steps_give_way_to_epochs_as_the_fault_says(job_file: Path) -> None:
+    job = load_job(job_file, ["epochs=2", "steps=null"])
+    assert (job.steps, job.epochs) == (None, 2)
 
 
 def test_all_faults_at_once(job_file: Path) -> None:
@@ -187,7 +197,8 @@ def test_load_task_constructs_it(search: list[Path]) -> None:
         (
             "load_tasks:Good",
             {"lr": 1, "width": 0},
-            "task.args: load_tasks:Good raised ValueError: width must be positive",
+            "task.args: load_tasks:Good raised ValueError: width must be positive "
+            "(load_tasks.py:7, in __init__)",
         ),
         ("load_tasks:Goof", {}, "task.class: 'load_tasks' has no 'Goof'; did you mean 'Good'?"),
         ("load_tasks:Partial", {}, "task.class: load_tasks:Partial must define build_optimizer, loss"),
@@ -199,7 +210,8 @@ def test_load_task_constructs_it(search: list[Path]) -> None:
         (
             "load_broken:T",
             {},
-            "task.class: importing 'load_broken' raised ZeroDivisionError: division by zero",
+            "task.class: importing 'load_broken' raised ZeroDivisionError: division by zero "
+            "(load_broken.py:1, in <module>)",
         ),
         (
             "load_needs:T",

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worldline.control.membership import Membership, MemberState
+from worldline.control.membership import Drain, Membership, MemberState, Suspicion
 from worldline.worker.orders import EndKind, GenerationEnd, Hello
 from worldline.world import Position
 
@@ -52,7 +52,6 @@ def test_who_is_out_stays_out():
     assert gone.ready("b", HELLO, 5.0) is gone
     assert gone.out("b", "again") is gone
     assert gone.ended("b", end()) is gone
-    assert gone.heard("b", 5.0) is gone
 
 
 def test_ranks_are_the_order_given_and_members_come_by_rank():
@@ -103,17 +102,11 @@ def test_a_new_generation_waits_for_who_still_trains_and_for_who_is_not_ready():
 
 
 def test_a_new_generation_begins_with_a_clean_slate():
-    before = (
-        training("a", "b")
-        .asked_to_halt(3.0)
-        .out("b", "gone")
-        .asked_to_abandon(["a"], "b", 4.0)
-        .heard("a", 5.0)
-    )
+    before = training("a", "b").asked_to_halt(3.0).out("b", "gone").asked_to_abandon(["a"], "b", 4.0)
     after = before.ended("a", end()).formed(["a"], Position(3), 6.0)
     assert (after.generation, after.trouble, after.lost, after.halting) == (2, "", 0, None)
     member = after.members["a"]
-    assert (member.end, member.asked, member.heard, member.since) == (None, None, None, 2.0)
+    assert (member.end, member.asked, member.since) == (None, None, 2.0)
 
 
 def test_a_member_left_out_is_a_standby_again():
@@ -122,14 +115,31 @@ def test_a_member_left_out_is_a_standby_again():
     assert membership.members["b"].position is None
 
 
-def test_being_heard_matters_only_while_an_answer_is_awaited():
+def test_the_generation_moves_when_any_member_does_and_then_nothing_need_be_looked_into():
+    membership = training("a", "b").inquired(["a", "b"], 9.0)
+    assert (membership.furthest, membership.moved) == (Position(0), 2.0)
+    told = membership.described("a", None).described("c", None)
+    assert told.inquiry.answers == {"a": None}
+    assert not told.inquiry.complete
+    assert told.described("b", None).inquiry.complete
+    moved = told.came_to(Position(4), 9.5)
+    assert (moved.furthest, moved.moved, moved.inquiry) == (Position(4), 9.5, None)
+    assert moved.came_to(Position(4), 11.0) is moved.came_to(Position(3), 11.0) is moved
+
+
+def test_an_earlier_deadline_stays():
+    soon, late = Drain(3.0, 10.0, "soon"), Drain(4.0, 60.0, "late")
     membership = training("a", "b")
-    assert membership.heard("a", 3.0) is membership
-    asked = membership.asked_to_abandon(["a"], "why", 3.0)
-    assert asked.trouble == "why"
-    assert asked.heard("a", 4.0).members["a"].heard == 4.0
-    ended = asked.ended("a", end())
-    assert ended.heard("a", 5.0) is ended
+    assert membership.draining(["a"], late).draining(["a"], soon).members["a"].drain == soon
+    assert membership.draining(["a"], soon).draining(["a"], late).members["a"].drain == soon
+    assert membership.draining(["a"], soon).members["b"].drain is None
+
+
+def test_a_suspicion_stays_until_it_is_cleared():
+    first, second = Suspicion(5.0, "first"), Suspicion(9.0, "second")
+    membership = training("a").suspected("a", first)
+    assert membership.suspected("a", second) is membership
+    assert membership.cleared("a").members["a"].suspicion is None
 
 
 @given(st.permutations(["a", "b", "c", "d"]), st.integers(1, 4))

@@ -45,6 +45,22 @@ class Unused(Net):
 
 class Broken(Net):
     def loss(self, model, batch): return batch["y"]
+
+class Headless(Net):
+    def build_model(self):
+        return helper()
+
+class Closure(Net):
+    def build_optimizer(self, model): return torch.optim.LBFGS(model.parameters())
+
+class Plateau(Net):
+    def build_scheduler(self, optimizer): return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+
+class Sparse(Net):
+    def build_optimizer(self, model): return torch.optim.SparseAdam(model.parameters())
+
+def helper():
+    return torch.nn.Linear(2, 1)(torch.zeros(3))
 """
 
 
@@ -54,6 +70,7 @@ def job_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restore_process: N
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plan_tasks.py").write_text(TASKS)
+    (tmp_path / "plan_broken.py").write_text("1 / 0")
     pq.write_table(pa.table({"x": np.arange(105.0)}), tmp_path / "rows.parquet", row_group_size=10)
     path = tmp_path / "job.yaml"
     path.write_text(JOB.replace("DATA", str(tmp_path / "rows.parquet")))
@@ -103,6 +120,11 @@ def test_efficiency_is_the_mean_share_over_the_largest(job_file: Path, num_shard
             "data.train.transform=plan_tasks:nothing",
             "data.train: module 'plan_tasks' has no function 'nothing'",
         ),
+        (
+            "data.train.transform=plan_broken:f",
+            "data.train: importing 'plan_broken', where transform 'plan_broken:f' is, raised "
+            "ZeroDivisionError: division by zero (",
+        ),
         ("batch.rows_per_shard=100", "data.train: the data set under"),
         ("task.class=plan_tasks:Nte", "task.class: 'plan_tasks' has no 'Nte'; did you mean 'Net'?"),
     ],
@@ -111,6 +133,13 @@ def test_plan_refuses_what_cannot_run(job_file: Path, override: str, fault: str)
     done = CliRunner().invoke(plan, [str(job_file), "--set", override])
     assert isinstance(done.exception, JobError)
     assert done.exception.faults[0].startswith(fault)
+
+
+def test_plan_says_where_the_model_failed(job_file: Path) -> None:
+    done = CliRunner().invoke(plan, [str(job_file), "--set", "task.class=plan_tasks:Headless"])
+    assert done.exit_code == 1
+    assert "Headless.build_model raised RuntimeError" in done.stderr
+    assert "(plan_tasks.py:35, in helper)" in done.stderr
 
 
 def examine(job_file: Path, *overrides: str) -> Result:
@@ -136,7 +165,14 @@ def test_doctor_finds_a_good_job_good(job_file: Path) -> None:
         ("task.class=plan_tasks:Infinite", "loss .*is not finite -> look at the first batch"),
         ("task.class=plan_tasks:PerRow", r"loss .*Tensor \[4, 1\] -> return a scalar"),
         ("task.class=plan_tasks:Unused", "loss .*no parameter has a gradient -> loss"),
-        ("task.class=plan_tasks:Broken", "first step .*KeyError: 'y'"),
+        ("task.class=plan_tasks:Broken", r"first step .*KeyError: 'y' \(plan_tasks.py:19, in loss\)$"),
+        (
+            "task.class=plan_tasks:Headless",
+            r"task .*Headless.build_model raised RuntimeError: .*\(plan_tasks.py:35, in helper\)$",
+        ),
+        ("task.class=plan_tasks:Closure", "task .*LBFGS.step needs closure, .*Use .* such as AdamW or SGD"),
+        ("task.class=plan_tasks:Plateau", "task .*ReduceLROnPlateau.step needs metrics, .*Use a scheduler"),
+        ("task.class=plan_tasks:Sparse", "first step .*SparseAdam does not support dense gradients"),
         ("data.train.path=nowhere", "first step .*data.train: no file or folder at .*nowhere"),
         ("world.gpus_per_worker=1000", "gpus .*of 4000 needed -> lower world.max"),
     ],

@@ -118,6 +118,11 @@ def test_what_names_nobody_is_refused_with_who_is_there(target: str, sentence: s
     assert str(caught.value).startswith(sentence)
 
 
+def test_of_many_workers_a_few_are_named() -> None:
+    with pytest.raises(ValueError, match=r"there is 0 .*, 7 .*, 9992 more$"):
+        named("x", [Named(f"w{k}", k, "n", "10.0.0.1") for k in range(10_000)])
+
+
 @given(st.integers(1, 64), st.integers(1, 64), st.integers(1, 64))
 def test_a_run_can_have_between_min_workers_and_one_a_shard(workers: int, least: int, shards: int) -> None:
     assert (size_fault(workers, least, shards) == "") == (least <= workers <= shards)

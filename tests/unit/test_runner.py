@@ -16,8 +16,7 @@ from tests.unit.tiny import Case, Line, kinds
 
 from worldline.checkpoint.manifest import directory
 from worldline.events import EvaluationRecord
-from worldline.storage import open_storage
-from worldline.worker.orders import CheckpointPart, EndKind, Invitation, Meeting, Met, StateDigest
+from worldline.worker.orders import EndKind, Invitation, Meeting, Met, StateDigest
 from worldline.world import Position, ShardRange
 
 LAST = 4
@@ -375,13 +374,13 @@ def test_a_line_goes_on_from_a_checkpoint_in_another_world(case, truth, storage)
             line.run(members[:2])
         assert line.position == Position(2)
         for part, peer in enumerate(members[:2]):
-            peer.call(write_checkpoint, line.generation, part, 2)
-        parts = [peer.call(written_part) for peer in members[:2]]
+            peer.call(tiny.write_checkpoint, line.generation, part, 2)
+        parts = [peer.call(tiny.written_part) for peer in members[:2]]
         assert [(part.rank, part.parts, part.position, part.error) for part in parts] == [
             (0, 2, Position(2), ""),
             (1, 2, Position(2), ""),
         ]
-        commit_parts(storage, parts)
+        tiny.commit_parts(storage, parts)
         line.run(members[:2])
         assert line.position == Position(LAST)
 
@@ -390,40 +389,6 @@ def test_a_line_goes_on_from_a_checkpoint_in_another_world(case, truth, storage)
         assert kinds(ends) == [EndKind.FINISHED] * 3
         assert_whole(ends, truth)
         assert members[0].call(tiny.told) == truth[1]
-
-
-def write_checkpoint(room, generation, part, parts):
-    room.mailbox.fetch(0)
-    room.runner.write_checkpoint(generation, part, parts)
-
-
-def written_part(room):
-    while True:
-        for item in room.mailbox.fetch(30):
-            if isinstance(item, CheckpointPart):
-                return item
-
-
-def commit_parts(storage, parts):
-    from worldline.checkpoint.manifest import CheckpointManifest
-    from worldline.checkpoint.save import commit
-
-    commit(
-        open_storage(storage),
-        CheckpointManifest(
-            step=parts[0].position.step,
-            evaluated=parts[0].position.evaluated,
-            attempt=1,
-            generation=parts[0].generation,
-            state_digest=parts[0].state_digest,
-            plan_fingerprint="",
-            numeric_fingerprint={},
-            job_digest="",
-            meta=parts[0].meta,
-            files={part.part.file: part.part.entry for part in parts},
-            tensors={name: entry for part in parts for name, entry in part.part.tensors.items()},
-        ),
-    )
 
 
 @pytest.mark.parametrize("size", [1, 3])

@@ -20,6 +20,8 @@ import torch
 from tests.unit import ranks
 from torch import nn
 
+from worldline.checkpoint.manifest import CheckpointManifest
+from worldline.checkpoint.save import commit
 from worldline.collective.buckets import make_buckets
 from worldline.data.block import Block
 from worldline.data.loader import Loader
@@ -34,7 +36,15 @@ from worldline.worker.engine import Completed, Engine
 from worldline.worker.evaluate import Evaluator
 from worldline.worker.mailbox import Mailbox
 from worldline.worker.member import EngineSettings, Membership
-from worldline.worker.orders import EndKind, GenerationEnd, GenerationOrder, Invitation, Meeting, Met
+from worldline.worker.orders import (
+    CheckpointPart,
+    EndKind,
+    GenerationEnd,
+    GenerationOrder,
+    Invitation,
+    Meeting,
+    Met,
+)
 from worldline.worker.rng import seed_all
 from worldline.worker.runner import Runner, Schedule
 from worldline.worker.state import TrainState, digest
@@ -482,3 +492,37 @@ def reports(room: SimpleNamespace) -> list[Any]:
 
 def kinds(ends: dict[ranks.Peer, GenerationEnd]) -> list[EndKind]:
     return [end.kind for end in ends.values()]
+
+
+# Checkpoints, by hand
+
+
+def write_checkpoint(room: SimpleNamespace, generation: int, part: int, parts: int) -> None:
+    room.mailbox.fetch(0)
+    room.runner.write_checkpoint(generation, part, parts)
+
+
+def written_part(room: SimpleNamespace) -> CheckpointPart:
+    while True:
+        for item in room.mailbox.fetch(30):
+            if isinstance(item, CheckpointPart):
+                return item
+
+
+def commit_parts(storage: str, parts: list[CheckpointPart]) -> None:
+    commit(
+        open_storage(storage),
+        CheckpointManifest(
+            step=parts[0].position.step,
+            evaluated=parts[0].position.evaluated,
+            attempt=1,
+            generation=parts[0].generation,
+            state_digest=parts[0].state_digest,
+            plan_fingerprint="",
+            numeric_fingerprint={},
+            job_digest="",
+            meta=parts[0].meta,
+            files={part.part.file: part.part.entry for part in parts},
+            tensors={name: entry for part in parts for name, entry in part.part.tensors.items()},
+        ),
+    )

@@ -17,6 +17,7 @@ import click
 from worldline.cli.options import set_option, storage_option
 from worldline.cli.plan import train_plan
 from worldline.job.load import JobError, load_job, load_task, search_path
+from worldline.usercode import raised
 
 if TYPE_CHECKING:
     import torch
@@ -73,17 +74,20 @@ def examine(job_file: Path | None, overrides: Sequence[str], storage: str | None
     if job is not None and job_file is not None:
         yield Finding("ok", "job", f"{job.name} is valid")
         yield from tracking(job.tracking)
-        yield from guarded("first step", lambda: first_step(job, search_path(job_file)))
+        search = search_path(job_file)
+        yield from guarded("first step", lambda: first_step(job, search), search)
 
 
-def guarded(subject: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-    """What a check finds; what it raises is a finding too."""
+def guarded(
+    subject: str, check: Callable[[], Iterator[Finding]], search: Sequence[Path] = ()
+) -> Iterator[Finding]:
+    """What a check finds; what it raises is a finding too, with its place in the job's code."""
     try:
         yield from check()
     except JobError as error:
         yield from (Finding("fail", subject, fault) for fault in error.faults)
     except Exception as error:
-        yield Finding("fail", subject, f"{type(error).__name__}: {error}")
+        yield Finding("fail", subject, raised(error, search))
 
 
 def packages() -> Iterator[Finding]:
@@ -176,18 +180,22 @@ def tracking(spec: TrackingSpec) -> Iterator[Finding]:
 
 
 def first_step(job: Job, search: Sequence[Path]) -> Iterator[Finding]:
-    """Builds the task as a worker does and takes one micro-batch forward and backward."""
+    """Builds the task as a worker does, takes one micro-batch forward and backward, and updates."""
     import torch
 
     from worldline.data.loader import Loader
     from worldline.data.reader import LocalSource, WindowReader, load_transform
     from worldline.job.fingerprint import make_deterministic
+    from worldline.worker.builders import TaskError, build_training
 
     make_deterministic(job.world.threads)
     torch.manual_seed(job.seed)
     task = load_task(job.task, search)
-    model = task.build_model()
-    task.build_scheduler(task.build_optimizer(model))
+    try:
+        model, optimizer, scheduler = build_training(task, torch.device("cpu"), search)
+    except TaskError as error:
+        yield Finding("fail", "task", str(error))
+        return
     parameters = sum(p.numel() for p in model.parameters())
     yield Finding("ok", "task", f"{job.task.class_} builds: {parameters:,} parameters")
 
@@ -202,7 +210,12 @@ def first_step(job: Job, search: Sequence[Path]) -> Iterator[Finding]:
         loader.close()
     columns = ", ".join(f"{name} {_shape(values)}" for name, values in batch.columns.items())
     yield Finding("ok", "data", f"{samples.manifest.num_rows:,} rows; a batch has {columns}")
-    yield loss_finding(task, model, batch.columns)
+    loss = loss_finding(task, model, batch.columns)
+    yield loss
+    if loss.level == "ok":
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
 
 
 def loss_finding(task: Task, model: torch.nn.Module, columns: Batch) -> Finding:

@@ -67,7 +67,12 @@ def train_plan(job: Job, search: Sequence[Path]) -> Plan:
 
 def gradient_sizes(job: Job, search: Sequence[Path]) -> list[int]:
     """Bytes of each trainable parameter's gradient."""
-    model = load_task(job.task, search).build_model()
+    from worldline.worker.builders import TaskError, build_model
+
+    try:
+        model = build_model(load_task(job.task, search), search)
+    except TaskError as error:
+        raise click.ClickException(str(error)) from error
     return [p.numel() * p.element_size() for p in model.parameters() if p.requires_grad]
 
 

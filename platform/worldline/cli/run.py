@@ -8,6 +8,9 @@ from pathlib import Path
 import click
 
 from worldline.cli.options import DEFAULT_STORAGE, job_argument, set_option, storage_option
+from worldline.job.faults import JobError
+from worldline.job.load import load_job, search_path
+from worldline.storage import StorageError, open_storage
 
 TRY_AGAIN = 75
 
@@ -43,13 +46,8 @@ def run(
 def _run(
     job_file: Path, overrides: tuple[str, ...], storage: str | None, resume: str, chaos: Path | None
 ) -> int:
-    from worldline.api import train
-    from worldline.checkpoint.manifest import CheckpointError
+    # Faults of what was given are told before seconds of imports, torch and Ray among them.
     from worldline.control.chaos import load_script
-    from worldline.control.lease import LeaseHeld
-    from worldline.job.load import JobError, load_job, search_path
-    from worldline.storage import StorageError, open_storage
-    from worldline.tracking.console import make_console
 
     job = load_job(job_file, overrides)
     script = load_script(chaos) if chaos is not None else None
@@ -58,6 +56,12 @@ def _run(
     except StorageError as error:
         key = "--storage" if storage else "checkpoint.storage"
         raise JobError([f"{key}: {error}; give a folder that all nodes see"]) from error
+
+    from worldline.api import train
+    from worldline.checkpoint.manifest import CheckpointError
+    from worldline.control.lease import LeaseHeld
+    from worldline.tracking.console import make_console
+
     try:
         result = train(
             job,
@@ -78,7 +82,7 @@ def _run(
 
 def _stop_before_it_begins(*_: object) -> None:
     """Until the run itself takes the signal."""
-    click.echo("stopped before the training began: SIGTERM", err=True)
+    click.echo("stopped before the training began: SIGTERM; run the same command again to begin", err=True)
     raise SystemExit(TRY_AGAIN)
 
 

@@ -29,6 +29,8 @@ class Budget:
     error_generation: int = 0
     no_progress: int = 0
     last_step: int = 0
+    out_of_memory: frozenset[tuple[int, int]] = frozenset()
+    """(rank, step) of those who ran out of memory."""
     verdict: str = ""
     """Why the run ends, empty while it may go on."""
 
@@ -54,6 +56,14 @@ class Budget:
         if used.task_errors < self.max_task_errors:
             return used
         return replace(used, verdict=f"the task's code failed {used.task_errors} times, last: {diagnosis}")
+
+    def after_out_of_memory(self, rank: int, step: int, text: str) -> Budget:
+        """Where the same happens again to the same rank at the same step, it always will."""
+        if self.verdict:
+            return self
+        if (rank, step) in self.out_of_memory:
+            return replace(self, verdict=f"{text}; this happened twice at this step, and would again")
+        return replace(self, out_of_memory=self.out_of_memory | {(rank, step)})
 
     def after_start_error(self, reason: str) -> Budget:
         """A worker's process could not build the task; nothing that a new process would change."""

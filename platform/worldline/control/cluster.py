@@ -11,8 +11,9 @@ from concurrent.futures import Future
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
+from ray.exceptions import RayTaskError
 
+from worldline.control.causes import CauseKind, loss_cause
 from worldline.control.interrupts import handlers_kept
 from worldline.control.lifelines import Lifelines
 from worldline.control.signals import (
@@ -98,6 +99,7 @@ class Cluster:
         self._setup = ray.put(setup)
         self._post = post
         self._actors: dict[str, Any] = {}
+        self._buried: dict[str, Any] = {}
         self._local: dict[str, int] = {}
         self._lifelines = Lifelines(self._tell, beat_s, silent_s)
         self._anchor = self._lifelines.anchor(node_address())
@@ -127,9 +129,9 @@ class Cluster:
                 hello: Hello = answer.result()
                 self._post(Ready(id, hello))
             elif isinstance(error, RayTaskError):
-                self._post(StartFailed(id, _cause(error)))
+                self._post(StartFailed(id, _raised(error)))
             else:
-                self._post(Lost(id, f"died while it was prepared: {_first_line(error)}"))
+                self._lost(id, error, "died while it was prepared")
 
         self._call(actor.prepare.options(concurrency_group=TRAIN), (self._setup,), done)
         return id
@@ -139,12 +141,10 @@ class Cluster:
             error = answer.exception()
             if error is None:
                 self._post(Ended(id, answer.result()))
-            elif isinstance(error, ActorUnavailableError):
-                self._post(Unavailable(id, _first_line(error)))
-            elif isinstance(error, RayActorError):
-                self._post(Lost(id, f"is gone: {_first_line(error)}"))
+            elif isinstance(error, RayTaskError):
+                self._post(Lost(id, f"failed outside the job's code: {_raised(error)}"))
             else:
-                self._post(Lost(id, f"failed outside the job's code: {_first_line(error)}"))
+                self._lost(id, error, "is gone")
 
         self._order(id, "train", TRAIN, (order,), done)
 
@@ -160,16 +160,18 @@ class Cluster:
     def write_checkpoint(self, id: str, generation: int, part: int, parts: int) -> None:
         def done(answer: Future[Any]) -> None:
             error = answer.exception()
-            if error is not None:
-                self._post(Lost(id, f"could not write its part of a checkpoint: {_first_line(error)}"))
+            if isinstance(error, RayTaskError):
+                self._post(Lost(id, f"could not write its part of a checkpoint: {_raised(error)}"))
+            elif error is not None:
+                self._lost(id, error, "is gone")
 
         self._order(id, "write_checkpoint", ORDERS, (generation, part, parts), done)
 
     def fetch(self, id: str, wait_s: float) -> None:
         def done(answer: Future[Any]) -> None:
             error = answer.exception()
-            if isinstance(error, ActorDiedError):  # the only call that is pending on a standby
-                self._post(Lost(id, f"is gone: {_first_line(error)}"))
+            if error is not None and loss_cause(error).gone:  # the only call that is pending on a standby
+                self._lost(id, error, "is gone")
             else:
                 self._post(Fetched(id, None if error else answer.result()))
 
@@ -199,6 +201,14 @@ class Cluster:
                 os.kill(pid, signal.SIGKILL)
         self.dismiss(id)
 
+    def bury(self, id: str) -> None:
+        """The worker's process is gone. Ray is let alone with it until it has said why: Lost."""
+        self._local.pop(id, None)
+        actor = self._actors.pop(id, None)
+        if actor is not None:
+            self._buried[id] = actor
+        self._lifelines.cut(id)
+
     def dismiss(self, id: str) -> None:
         """End the process of a worker that answers."""
         self._local.pop(id, None)
@@ -210,6 +220,8 @@ class Cluster:
     def dismiss_all(self) -> None:
         for id in list(self._actors):
             self.dismiss(id)
+        for actor in list(self._buried.values()):
+            ray.kill(actor)
         self._lifelines.close()
 
     def _tell(self, signal: Signal) -> None:
@@ -220,6 +232,14 @@ class Cluster:
             case Cut(id):
                 self._local.pop(id, None)
         self._post(signal)
+
+    def _lost(self, id: str, error: BaseException, what: str) -> None:
+        cause = loss_cause(error)
+        if cause.kind is CauseKind.UNAVAILABLE:
+            self._post(Unavailable(id, cause.text))
+        else:
+            self._buried.pop(id, None)
+            self._post(Lost(id, f"{what}: {cause.text}", cause))
 
     def _order(
         self,
@@ -238,11 +258,6 @@ class Cluster:
         method.remote(*arguments).future().add_done_callback(done)
 
 
-def _cause(error: RayTaskError) -> str:
+def _raised(error: RayTaskError) -> str:
     cause = error.cause if error.cause is not None else error
     return f"{type(cause).__name__}: {cause}"
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__

@@ -14,12 +14,11 @@ class Limits:
     """min, max, standby: of the world. Times are seconds.
 
     start_s: how long the world may stay below min, and a process may take to become ready. timeout_s: the
-    longest a worker computes without looking up. answer_s: how long a process may be silent once it was told
-    to abandon its generation. gather_s: how long ready workers wait for others, so that they start or join
-    together. meet_s: how long a healthy generation is let alone for the next one to connect beside it.
-    leave_s: what a draining worker needs to leave in order, the writing of a checkpoint included. hang_s:
-    how long a generation may stand still at least. inquire_s: how long a member has to say what it does.
-    changes_a_minute: beyond so many generations, newcomers wait.
+    longest a worker computes without looking up. gather_s: how long ready workers wait for others, so that
+    they start or join together. meet_s: how long a healthy generation is let alone for the next one to
+    connect beside it. leave_s: what a draining worker needs to leave in order, the writing of a checkpoint
+    included. hang_s: how long a generation may stand still at least. inquire_s: how long a member has to say
+    what it does. changes_a_minute: beyond so many generations, newcomers wait.
     """
 
     min: int
@@ -28,7 +27,6 @@ class Limits:
     num_shards: int
     start_s: float
     timeout_s: float
-    answer_s: float = 5.0
     gather_s: float = 3.0
     meet_s: float = 10.0
     leave_s: float = 5.0

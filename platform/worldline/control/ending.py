@@ -72,7 +72,7 @@ class Ending:
                 conclusion,
                 state=RunState.STOPPED if conclusion.state is RunState.FINISHED else conclusion.state,
                 reason=f"{what}, but all workers that held the state of step {truth.step} died before it was "
-                "saved: run the same command again to do the steps since the newest checkpoint again",
+                "saved: the steps since the newest checkpoint are to be done again",
                 exit_code=conclusion.exit_code or TRY_AGAIN,
             )
         why = ended.error if ended is not None else f"no answer within {SAVE_S:g} s"

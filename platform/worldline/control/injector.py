@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Mapping, Sequence
 
-from worldline.control.chaos import Fault, Kind, Schedule
+from worldline.control.chaos import Kind
+from worldline.control.schedule import Fault, Schedule
 from worldline.control.signals import Answer, DrainRequested, Post, Resize
 
 BY = "the fault script"

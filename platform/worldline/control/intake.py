@@ -12,7 +12,7 @@ from worldline.control.saves import Saves
 from worldline.control.signals import Fetched, StepsFetched
 from worldline.events import EvaluationRecord, EventKind, StepRecord
 from worldline.tracking.log import EvaluationLog
-from worldline.worker.orders import CheckpointPart, GenerationFormed, Met, Report, StateDigest
+from worldline.worker.orders import CheckpointPart, GenerationFormed, Met, Notice, Report, StateDigest
 from worldline.world import Position
 
 NARRATOR_PERIOD_S = 0.1
@@ -153,7 +153,7 @@ class Intake:
                 self._saves.offer(item)
             case EvaluationRecord():
                 self._evaluations.append(item)
-            case StepRecord() | Met():
+            case StepRecord() | Met() | Notice():
                 pass
 
     def _compare(self, said: StateDigest, id: str) -> None:

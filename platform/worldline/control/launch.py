@@ -9,9 +9,10 @@ from pathlib import Path
 
 from worldline.control import assemble
 from worldline.control.budget import Budget
-from worldline.control.chaos import Script, schedule
+from worldline.control.chaos import Script
 from worldline.control.cluster import Cluster, connect
 from worldline.control.controller import Controller, Parts
+from worldline.control.drains import Drains
 from worldline.control.ending import FINISHED, TRY_AGAIN, Conclusion
 from worldline.control.inbox import Inbox
 from worldline.control.injector import Injector
@@ -24,6 +25,7 @@ from worldline.control.reference import Reference
 from worldline.control.restore import RestorePoint, restore_point
 from worldline.control.runs import keep_manifest, open_run
 from worldline.control.saves import Saves
+from worldline.control.schedule import schedule
 from worldline.control.signals import LeaseLost, Signals, StopRequested
 from worldline.control.survey import Data, survey
 from worldline.events import EventKind
@@ -32,6 +34,7 @@ from worldline.job.load import extend_path, job_digest, load_task
 from worldline.job.spec import Job
 from worldline.storage import Storage, open_storage
 from worldline.tracking.console import Console
+from worldline.tracking.ending import GO_ON
 from worldline.tracking.log import EVALUATIONS, EVENTS, STEPS, EvaluationLog, EventLog, StepLog
 from worldline.tracking.mlflow import FinalStatus, MlflowDelivery
 from worldline.tracking.status import RunState, StatusWriter
@@ -144,7 +147,8 @@ class _Attempt:
             state, what = RunState.FAILED, f"the driver itself failed: {type(error).__name__}: {error}"
             if isinstance(error, KeyboardInterrupt):
                 state, what = RunState.STOPPED, "interrupted a second time, before all was saved"
-            self._journal.close(state, what, f"{state.lower()}: {what}")
+            go_on = GO_ON if state is RunState.STOPPED else ""
+            self._journal.close(state, what, f"{state.lower()}: {what}{go_on}")
             raise
 
     def close(self) -> None:
@@ -221,7 +225,8 @@ class _Attempt:
                 injector=self._make_injector(cluster),
             )
         )
-        return controller.run()
+        with Drains(self._signals.post):
+            return controller.run()
 
     def _make_injector(self, cluster: Cluster) -> Injector | None:
         if self._chaos is None:
@@ -280,6 +285,7 @@ class _Attempt:
             f"{conclusion.state.lower()} at step {status.step} of {self._last_step}"
             + (f": {conclusion.reason}" if conclusion.reason else "")
             + f"; {status.incidents} incidents; {self._folder}"
+            + (GO_ON if conclusion.state is RunState.STOPPED and not self._lease_lost else "")
             + (f"\n{shortfall}" if shortfall else "")
         )
         self._journal.close(conclusion.state, conclusion.reason, summary)

@@ -60,8 +60,7 @@ class Member:
     used: whether it was ever a member, so that its state is not as it was built.
 
     The rest is of the current generation. shards: what it computes. end: how the generation ended for it,
-    None while it trains. asked: when it was told to abandon it. heard: when its process last answered
-    anything after that, or since it was to connect with others.
+    None while it trains. asked: when it was told to abandon it.
     """
 
     id: str
@@ -77,7 +76,6 @@ class Member:
     shards: ShardRange | None = None
     end: GenerationEnd | None = None
     asked: float | None = None
-    heard: float | None = None
 
     @property
     def training(self) -> bool:
@@ -96,7 +94,6 @@ class Member:
             shards=shards,
             end=None,
             asked=None,
-            heard=None,
         )
 
     @property
@@ -246,16 +243,6 @@ class Membership:
     def asked_to_abandon(self, ids: Sequence[str], reason: str, now: float) -> Membership:
         asked = {id: replace(self.members[id], asked=now) for id in ids}
         return replace(self, members={**self.members, **asked}, trouble=self.trouble or reason)
-
-    def heard(self, id: str, now: float) -> Membership:
-        """Its process answered something. Of interest only while something is awaited of it."""
-        member = self.members.get(id)
-        if member is None:
-            return self
-        asked = member.training and member.asked is not None
-        if not asked and (self.gathering is None or id not in self.gathering.ids):
-            return self
-        return self._with(replace(member, heard=now))
 
     def came_to(self, position: Position, now: float) -> Membership:
         """A member was heard of there."""

@@ -93,25 +93,20 @@ def _look_up(decision: Decision, membership: Membership, limits: Limits, patienc
 
 
 def _collect(membership: Membership, training: list[Member], limits: Limits, now: float) -> Decision:
-    """Have every member say where it is; who does not is out.
-
-    A process that is silent is given up soon. One that answers is only busy, and has until it must look up.
+    """Have every member say where it is; who does not is out. Silent ones are given up as such, at their
+    time; one that only computes must look up at some time.
     """
+    for member in training:
+        if member.suspicion is not None and member.suspicion.silent:
+            return Expel((member.id,), member.suspicion.reason)
     unasked = tuple(m.id for m in training if m.asked is None)
     if unasked:
         return Abandon(unasked, membership.trouble)
     asked = {m.id: m.asked for m in training if m.asked is not None}
-    heard = {m.id: m.heard for m in training if m.heard is not None}
-    silent_at = {id: heard.get(id, since) + limits.answer_s for id, since in asked.items()}
-    busy_until = {id: since + max(limits.timeout_s, limits.answer_s) for id, since in asked.items()}
-    for deadlines, reason in (
-        (silent_at, f"did not answer for {limits.answer_s:g} s"),
-        (busy_until, f"did not say within {limits.timeout_s:g} s where it is"),
-    ):
-        overdue = tuple(id for id, deadline in deadlines.items() if now >= deadline)
-        if overdue:
-            return Expel(overdue, reason)
-    return Proceed(min(*silent_at.values(), *busy_until.values()))
+    overdue = tuple(id for id, since in asked.items() if now >= since + limits.timeout_s)
+    if overdue:
+        return Expel(overdue, f"did not say within {limits.timeout_s:g} s where it is")
+    return Proceed(min(asked.values()) + limits.timeout_s)
 
 
 def _tend(
@@ -160,14 +155,6 @@ def _meet(membership: Membership, chosen: list[Member], limits: Limits, now: flo
         return Halt(ids)
     if now < until:
         return Proceed(until)
-    silent = tuple(
-        m.id
-        for m in chosen
-        if m.state is MemberState.STANDBY
-        and now - (m.since if m.heard is None else m.heard) >= limits.answer_s
-    )
-    if silent:
-        return Expel(silent, f"did not answer for {limits.answer_s:g} s while it was to connect")
     # They may connect later, too: it only takes longer while all stand still.
     return Halt(ids)
 

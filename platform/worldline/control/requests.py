@@ -24,6 +24,7 @@ FOLDER = "requests/"
 REQUEST, ANSWER = ".json", ".answer"
 MAX_BYTES = 1 << 16
 MAX_TEXT = 200
+MAX_SHOWN = 8
 SHORTEST_NODE = 4
 """Characters of a node's id that must be given at least."""
 
@@ -155,10 +156,10 @@ def named(target: str, workers: Sequence[Named]) -> tuple[str, ...]:
             raise ValueError(f"{target!r} begins the ids of {len(nodes)} nodes: give more of it")
         if nodes:
             return tuple(worker.id for worker in workers if worker.node in nodes)
-    there = ", ".join(
-        worker.id if worker.rank < 0 else f"{worker.rank} ({worker.id} on {worker.ip})" for worker in workers
-    )
-    raise ValueError(f"there is no worker or node {target!r}; there is {there or 'none at all'}")
+    shown = [w.id if w.rank < 0 else f"{w.rank} ({w.id} on {w.ip})" for w in workers[:MAX_SHOWN]]
+    if len(workers) > MAX_SHOWN:
+        shown.append(f"{len(workers) - MAX_SHOWN} more")
+    raise ValueError(f"there is no worker or node {target!r}; there is {', '.join(shown) or 'none at all'}")
 
 
 def size_fault(workers: int, least: int, num_shards: int) -> str:

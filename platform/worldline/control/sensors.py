@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from worldline.control.budget import Budget, start_delay
+from worldline.control.causes import CauseKind
 from worldline.control.cluster import Cluster
 from worldline.control.cooling import Cooling
 from worldline.control.intake import Intake
@@ -20,6 +21,7 @@ from worldline.control.signals import (
     Heard,
     LeaseLost,
     Lost,
+    NodeDraining,
     Ready,
     Resize,
     SaveEnded,
@@ -32,7 +34,7 @@ from worldline.control.signals import (
     Unavailable,
 )
 from worldline.events import EventKind
-from worldline.worker.orders import EndKind, GenerationEnd, Hello, Met
+from worldline.worker.orders import EndKind, GenerationEnd, Hello, Met, Notice
 from worldline.world import Position
 
 PULSE_S = 0.1
@@ -83,6 +85,7 @@ class Sensors:
         self._start_failures = 0
         self._anybody_was_ready = False
         self._tracebacks: set[str] = set()
+        self._graves: dict[str, tuple[int, int]] = {}  # worker -> (rank, step in which it was lost)
 
     def listen(self, until: float) -> None:
         """Take in all signals that are there, after waiting for one until then or the next pulse."""
@@ -94,15 +97,16 @@ class Sensors:
             signal = self._signals.next(0)
         self._journal.refresh(self.membership, self._intake.progress)
 
-    def lose(self, id: str, reason: str) -> None:
-        """The worker is out, whatever it was."""
+    def lose(self, id: str, reason: str, dead: bool = False) -> None:
+        """The worker is out, whatever it was. dead: its process is gone already, and Ray may say why."""
         member = self.membership.members.get(id)
         if member is None:
             return
         if member.state in (MemberState.REQUESTED, MemberState.STARTING):
-            self._start_failed(id, reason)
+            self._start_failed(id, reason, dead)
             return
-        self._drop(id, reason)
+        self._graves[id] = (member.rank, self.membership.furthest.step + 1)
+        self._drop(id, reason, dead)
         was_member = member.state is MemberState.MEMBER
         self._journal.event(
             EventKind.WORKER_LOST,
@@ -116,7 +120,7 @@ class Sensors:
             case Arrived():
                 self.membership = self.membership.arrived(signal.id, signal.pid, signal.node, now)
             case Cut():
-                self.lose(signal.id, "is gone: its process ended")
+                self.lose(signal.id, "is gone", dead=True)
             case Silent() | Unavailable():
                 self._suspect(signal, now)
             case Heard():
@@ -127,15 +131,20 @@ class Sensors:
                 self._cannot_start(signal.id, signal.reason)
             case Lost():
                 self.lose(signal.id, signal.reason)
+                self._explain(signal)
+            case NodeDraining():
+                there = [m.id for m in self.membership.members.values() if m.node == signal.node]
+                self.drain(there, signal.lead_s, signal.reason)
             case Ended():
                 self._generation_ended(signal.id, signal.end)
             case Fetched():
                 if signal.reports is not None:
-                    self.membership = self.membership.heard(signal.id, now)
                     self._see_position(signal.id, signal.reports.position, now)
                     for item in signal.reports.items:
                         if isinstance(item, Met):
                             self.membership = self.membership.met(signal.id, item)
+                        elif isinstance(item, Notice):
+                            self.drain([signal.id], item.lead_s, f"its process got {item.reason}")
                 self._intake.fetched(signal, self.membership.members.get(signal.id), now)
             case Described() if signal.generation == self.membership.generation:
                 self.membership = self.membership.described(signal.id, signal.condition)
@@ -165,6 +174,9 @@ class Sensors:
         """These shall leave within `lead_s` seconds."""
         now = self._clock()
         members = self.membership.members
+        ids = [id for id in ids if id in members]
+        if not ids:
+            return
         self.membership = self.membership.draining(ids, Drain(now, now + lead_s, reason))
         who = ", ".join(
             f"rank {members[id].rank}" if members[id].state is MemberState.MEMBER else f"standby {id}"
@@ -206,18 +218,32 @@ class Sensors:
             self.budget = self.budget.after_start_error(reason)
         self._start_failed(id, reason)
 
-    def _start_failed(self, id: str, reason: str) -> None:
+    def _explain(self, lost: Lost) -> None:
+        """Why somebody is gone who is out already, where that says more than that it is."""
+        rank, step = self._graves.pop(lost.id, (-1, 0))
+        if lost.cause is None or lost.cause.kind is not CauseKind.OUT_OF_MEMORY:
+            return
+        who = f"rank {rank}" if rank >= 0 else f"worker {lost.id}"
+        text = f"{who} ran out of memory at step {step}: {lost.cause.text}"
+        self._journal.event(EventKind.OUT_OF_MEMORY, text, workers=[lost.id])
+        if rank >= 0:
+            self.budget = self.budget.after_out_of_memory(rank, step, text)
+
+    def _start_failed(self, id: str, reason: str, dead: bool = False) -> None:
         if id not in self.membership.members:
             return
-        self._drop(id, reason)
+        self._drop(id, reason, dead)
         self._journal.event(EventKind.WORKER_START_FAILED, reason, workers=[id])
         self._start_failures += 1
         self.last_failure = reason
         self.request_from = self._clock() + start_delay(self._start_failures)
 
-    def _drop(self, id: str, reason: str) -> None:
+    def _drop(self, id: str, reason: str, dead: bool) -> None:
         self._blame_node(self.membership.members[id], self._clock())
-        self._cluster.kill(id)
+        if dead:
+            self._cluster.bury(id)
+        else:
+            self._cluster.kill(id)
         self._intake.forget(id)
         self.membership = self.membership.out(id, reason)
 

@@ -6,6 +6,7 @@ import queue
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from worldline.control.causes import Cause
 from worldline.events import StepRecord
 from worldline.health.condition import Condition
 from worldline.worker.orders import GenerationEnd, Hello, Reports
@@ -69,9 +70,19 @@ class StartFailed:
 
 @dataclass(frozen=True)
 class Lost:
-    """A worker's process or node is gone, or cannot be reached."""
+    """A worker's process or node is gone. cause: what Ray says of it, where it says something."""
 
     id: str
+    reason: str
+    cause: Cause | None = None
+
+
+@dataclass(frozen=True)
+class NodeDraining:
+    """A node shall end. lead_s: how long it may be expected to live from now."""
+
+    node: str
+    lead_s: float
     reason: str
 
 
@@ -167,6 +178,7 @@ Signal = (
     | Ready
     | StartFailed
     | Lost
+    | NodeDraining
     | Ended
     | Fetched
     | Described

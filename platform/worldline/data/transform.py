@@ -10,6 +10,7 @@ import types
 
 from worldline.data.block import Transform
 from worldline.data.manifest import DataError
+from worldline.usercode import raised
 
 
 def load_transform(name: str) -> Transform:
@@ -26,6 +27,10 @@ def load_transform(name: str) -> Transform:
         raise DataError(
             f"module {module_name!r} has no function {function_name!r}, named as transform"
         ) from None
+    except Exception as error:
+        raise DataError(
+            f"importing {module_name!r}, where transform {name!r} is, raised {raised(error)}"
+        ) from error
     if not callable(found):
         raise DataError(f"transform {name!r} is not a function")
     transform: Transform = found

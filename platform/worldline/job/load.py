@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from worldline.job.faults import JobError, nearest, validation_faults
 from worldline.job.spec import Job, TaskSpec
+from worldline.usercode import raised
 
 if TYPE_CHECKING:
     from worldline.task import Task
@@ -77,7 +78,7 @@ def import_attribute(name: str, search: Sequence[Path]) -> Any:
         where = ", ".join(str(folder) for folder in search)
         raise ImportError(f"no module {error.name!r} in {where} or among the installed packages") from error
     except Exception as error:
-        raise ImportError(f"importing {module_name!r} raised {type(error).__name__}: {error}") from error
+        raise ImportError(f"importing {module_name!r} raised {raised(error, search)}") from error
     try:
         return getattr(module, attribute)
     except AttributeError:
@@ -103,7 +104,7 @@ def load_task(spec: TaskSpec, search: Sequence[Path]) -> Task:
     try:
         return found(**spec.args)
     except Exception as error:
-        raise JobError([f"task.args: {spec.class_} raised {type(error).__name__}: {error}"]) from error
+        raise JobError([f"task.args: {spec.class_} raised {raised(error, search)}"]) from error
 
 
 def identity(job: Job) -> dict[str, str]:

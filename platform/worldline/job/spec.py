@@ -159,8 +159,13 @@ class Job(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Job:
-        if (self.steps is None) == (self.epochs is None):
-            raise ValueError("give exactly one of steps and epochs")
+        if self.steps is None and self.epochs is None:
+            raise ValueError("neither steps nor epochs is given: say how long to train, with one of them")
+        if self.steps is not None and self.epochs is not None:
+            raise ValueError(
+                f"steps ({self.steps}) and epochs ({self.epochs}) are both given: take one out; over a job "
+                "file, --set steps=null or --set epochs=null does"
+            )
         if self.world.max > self.batch.logical_shards:
             raise ValueError(
                 f"world.max ({self.world.max}) must not exceed "

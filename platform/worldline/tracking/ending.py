@@ -12,6 +12,8 @@ from worldline.tracking.incidents import Incident, incidents
 from worldline.tracking.log import EVENTS, STEPS, read_events
 from worldline.tracking.status import RunState, Status
 
+GO_ON = "; run the same command again to go on"
+
 
 def ending(status: Status, notes: Sequence[str] = ()) -> list[str]:
     """Its lines. status: the run's last; the rest is read from its logs, as far as they are. notes: what else
@@ -20,6 +22,8 @@ def ending(status: Status, notes: Sequence[str] = ()) -> list[str]:
     folder = Path(status.storage)
     of = "" if status.steps is None else f" of {status.steps}"
     reason = f": {status.reason}" if status.reason else ""
+    if status.state is RunState.STOPPED:
+        reason += GO_ON
     how = _line(status.state.lower(), f"at step {status.step}{of}{reason}")
     losses, rows = _losses_and_rows(folder / STEPS)
     lines = []

@@ -68,6 +68,8 @@ class Narrator:
             case EventKind.TASK_ERROR:
                 self._broken = True
                 return Sentence(f"the job's code failed on {event.reason}", Tone.BAD)
+            case EventKind.OUT_OF_MEMORY:
+                return Sentence(event.reason, Tone.BAD)
             case EventKind.NONFINITE:
                 return Sentence(event.reason, Tone.BAD)
             case EventKind.WAITING:

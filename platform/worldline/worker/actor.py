@@ -13,9 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 from worldline.events import StepRecord
 from worldline.health.condition import Condition
+from worldline.worker.family import Family
 from worldline.worker.lifeline import Anchor, Lifeline, end_process
 from worldline.worker.mailbox import Mailbox
-from worldline.worker.orders import GenerationEnd, GenerationOrder, Hello, Invitation, Reports, Setup
+from worldline.worker.notice import Notices
+from worldline.worker.orders import (
+    GenerationEnd,
+    GenerationOrder,
+    Hello,
+    Invitation,
+    Notice,
+    Reports,
+    Setup,
+)
 from worldline.world import Position
 
 if TYPE_CHECKING:
@@ -32,12 +42,15 @@ class Worker:
     this worker and returns how it ended; as it is always pending, it also tells the controller at once when
     the process dies. `meet`, `halt`, `abandon`, `fetch` and the others answer meanwhile, in other threads.
     Each generation's number fences it: an order of an old generation changes nothing in a newer one.
+    SIGTERM is told as a report; the process and all that it has started end together.
     """
 
     def __init__(self, id: str, anchor: Anchor) -> None:
         """Raises ConnectionError where the controller cannot be reached from here."""
         import ray
 
+        # Before anything of the job's runs, as that may start processes.
+        self._family = Family.if_possible()
         self._node: str = ray.get_runtime_context().get_node_id()
         self._address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         self._lifeline = Lifeline.hold(anchor, id, self._node, self._address, end_process)
@@ -46,6 +59,7 @@ class Worker:
         self._built: Built | None = None
         # A thread of our own: torch keeps its number of threads by thread, and Ray gives none for long.
         threading.Thread(target=self._serve, name="training", daemon=True).start()
+        self._notices = Notices(self._tell)  # in the main thread, where Ray makes actors
 
     def prepare(self, setup: Setup) -> Hello:
         """Import, build and check everything. Raises what the job's code raises."""
@@ -116,6 +130,11 @@ class Worker:
     def close(self, timeout_s: float) -> bool:
         """Finish what is being written; whether that was done in time."""
         return self._built is None or self._built.runner.close(timeout_s)
+
+    def _tell(self, notice: Notice) -> bool:
+        """Only who is ready has something to lose, and is listened to."""
+        self._mailbox.post(notice)
+        return self._built is not None
 
     def _ready(self) -> Built:
         if self._built is None:

@@ -26,6 +26,7 @@ from worldline.job.fingerprint import make_deterministic, numeric_fingerprint
 from worldline.job.load import extend_path, load_task
 from worldline.job.spec import DatasetSpec, Job
 from worldline.storage import open_storage
+from worldline.worker.builders import build_training
 from worldline.worker.engine import Engine
 from worldline.worker.evaluate import Evaluator
 from worldline.worker.mailbox import Mailbox
@@ -60,14 +61,9 @@ def build(setup: Setup, mailbox: Mailbox, address: str) -> Built:
     extend_path(search)
     device = torch.device("cuda", 0) if job.world.gpus_per_worker else torch.device("cpu")
     make_deterministic(job.world.threads)
-    numeric = numeric_fingerprint(job.precision, job.mode, str(device))
     seed_all(job.seed)
     task = load_task(job.task, search)
-    model = task.build_model().to(device)
-    if not any(p.requires_grad for p in model.parameters()):
-        raise ValueError(f"{job.task.class_}.build_model returned a model without trainable parameters")
-    optimizer = task.build_optimizer(model)
-    scheduler = task.build_scheduler(optimizer)
+    model, optimizer, scheduler = build_training(task, device, search)
     plan = training_plan(job, Manifest.from_json(setup.manifest), setup.transform_digest)
     loader, first = _loader(job, job.data.train, plan, setup.feeder, setup.last_step)
     engine = Engine(
@@ -89,6 +85,8 @@ def build(setup: Setup, mailbox: Mailbox, address: str) -> Built:
     )
     state = TrainState(model, optimizer, scheduler)
     rehearse(engine, state, micro_batch(first.columns, first.row_ids, 0, job.batch.rows_per_shard))
+    # After the task's own code has run: what that sets in torch is part of the numbers.
+    numeric = numeric_fingerprint(job.precision, job.mode, str(device))
     schedule = Schedule(
         last_step=setup.last_step,
         digest_every=job.digest_every_steps,

@@ -169,7 +169,15 @@ class CheckpointPart:
     seconds: float = 0.0
 
 
-Report = GenerationFormed | Met | StateDigest | CheckpointPart | StepRecord | EvaluationRecord
+@dataclass(frozen=True)
+class Notice:
+    """The worker is to leave: its process ends soon. lead_s: how long it may be expected to live from now."""
+
+    reason: str
+    lead_s: float
+
+
+Report = GenerationFormed | Met | StateDigest | CheckpointPart | StepRecord | EvaluationRecord | Notice
 
 
 @dataclass(frozen=True)

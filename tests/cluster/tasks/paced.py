@@ -89,6 +89,15 @@ def rehearses() -> bool:
     return frame is not None
 
 
+def is_first(what: str) -> bool:
+    """Whether no process has asked for this before."""
+    try:
+        os.close(os.open(HERE / what, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
 def hold(place: str) -> None:
     file = HERE / f"hold-{place}"
 
