@@ -97,16 +97,7 @@ def test_a_silent_node(on_nodes, nodes, undisturbed) -> None:
     assert run.line == undisturbed(EVERYTHING)
 
 
-@pytest.mark.parametrize(
-    "what",
-    [
-        "worker",
-        pytest.param(
-            "raylet",
-            marks=pytest.mark.xfail(strict=True, reason="who ends itself leaves its children behind"),
-        ),
-    ],
-)
+@pytest.mark.parametrize("what", ["worker", "raylet"])
 def test_children_end_with_their_worker(on_nodes, undisturbed, what: str) -> None:
     """The next worker on the node gets what the child held; no child is left in the end."""
     run = on_nodes(EVERYTHING, workers=2, task__class="tiny:Parent").start().at(step=5)
