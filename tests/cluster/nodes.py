@@ -189,6 +189,11 @@ class Nodes:
         actors = self._cluster.global_state.actor_table(None, None, "ALIVE").values()
         return [actor["ActorClassName"] for actor in actors if actor["Address"]["NodeID"] == node_id]
 
+    def lose_workers(self) -> None:
+        """All machines but the head's are switched off."""
+        for node in self._nodes:
+            self.lose(node)
+
     def lose_all(self) -> None:
         """Every machine of the cluster is switched off."""
         processes = [info.process.pid for infos in self._head.all_processes.values() for info in infos]

@@ -9,11 +9,15 @@ assert run.grow().finish().line == undisturbed(EVERYTHING)
 from __future__ import annotations
 
 import signal
+import time
+from collections.abc import Callable
 from typing import Any, Self
 
 from tests.cluster.nodes import Node, Nodes
 from tests.cluster.processes import signal_all
 from tests.cluster.scenario import Scenario
+
+PACE_S = 0.5
 
 
 class OnNodes(Scenario):
@@ -58,6 +62,16 @@ class OnNodes(Scenario):
 
     def add_node(self, **settings: Any) -> Self:
         self.nodes.add(**settings)
+        return self
+
+    def trickle(self, done: Callable[[], bool], what: str, within: float) -> Self:
+        """Let a step complete now and then until it is done: when that is decided, only the run knows."""
+        deadline = time.monotonic() + within
+        while not done():
+            left = deadline - time.monotonic()
+            self.until(lambda: done() or self._held() is not None, what, within=max(left, 0))
+            self.open(self._gate_step() + 1)
+            time.sleep(PACE_S)
         return self
 
     # What befalls workers

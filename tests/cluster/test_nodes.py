@@ -13,12 +13,13 @@ from __future__ import annotations
 import pytest
 from tests.cluster.cases import EVERYTHING
 from tests.cluster.link import Link
-from tests.cluster.processes import is_alive
+from tests.cluster.processes import is_alive, tree
 
 pytestmark = pytest.mark.cluster
 
 SILENCE_S = 30.0
 """Far less than the peers' own timeout, far more than it takes on a machine that has time."""
+CHILDREN_S = 20.0
 
 
 def test_nodes_go_and_come(on_nodes, undisturbed) -> None:
@@ -68,7 +69,7 @@ def test_what_was_frozen_and_passed_by_cannot_write(on_nodes, undisturbed) -> No
     late = run.members[2]
     run.hold("state-20", late).open(step=20).held("state-20")
     run.freeze(rank=2).release("state-20").at(step=22)
-    assert run.checkpoints == [20]
+    run.until(lambda: run.checkpoints == [20], "the checkpoint without it")
     before = run.manifest(20)
     run.thaw().more(steps=3)
     assert run.manifest(20) == before
@@ -78,14 +79,19 @@ def test_what_was_frozen_and_passed_by_cannot_write(on_nodes, undisturbed) -> No
 
 
 def test_a_silent_node(on_nodes, nodes, undisturbed) -> None:
-    """Its link is pulled; then another is frozen. Nobody gets a reset, and nobody waits for `timeout_s`."""
-    nodes.add(link=Link(nodes.machine))
+    """Its link is pulled; then another is frozen. Nobody gets a reset, and nobody waits for `timeout_s`. When
+    they are back, their workers find that they were given up, and end.
+    """
+    linked = nodes.add(link=Link(nodes.machine))
     run = on_nodes(EVERYTHING, workers=4).start()
-    [linked] = [rank for node, rank in run.ranks_by_node.items() if nodes[node].link]
-    run.at(step=5).pull_link(of_rank=linked).more(steps=2, within=SILENCE_S)
+    run.at(step=5).pull_link(of_rank=run.ranks_by_node[linked.id])
+    run.more(steps=2, within=SILENCE_S)
     assert run.status["world"] == 3
+    frozen = run.node(of_rank=0)
     run.freeze_node(of_rank=0).more(steps=2, within=SILENCE_S)
     assert run.status["world"] == 2
+    nodes.thaw(frozen)
+    linked.link.plug()
     run.finish()
     assert not run.events("restored")
     assert run.line == undisturbed(EVERYTHING)
@@ -95,10 +101,13 @@ def test_a_silent_node(on_nodes, nodes, undisturbed) -> None:
 def test_children_end_with_their_worker(on_nodes, undisturbed, what: str) -> None:
     """The next worker on the node gets what the child held; no child is left in the end."""
     run = on_nodes(EVERYTHING, workers=2, task__class="tiny:Parent").start().at(step=5)
+    children = tree(run.members[1]) - {run.members[1]}
+    assert children
     if what == "worker":
         run.kill(rank=1).more(steps=2).grow()
     else:
-        run.kill_raylet(of_rank=1).at(step=7)
+        run.kill_raylet(of_rank=1).more(steps=2)
+    run.until(lambda: not any(map(is_alive, children)), "the end of the children", within=CHILDREN_S)
     run.finish()
     assert not run.events("worker_start_failed")
     assert run.line == undisturbed(EVERYTHING)

@@ -33,11 +33,11 @@ def test_more_workers_than_there_is_room_for(on_nodes, nodes, undisturbed) -> No
     [
         (
             {"world__min": 8, "world__max": 8},
-            r"\d of at least 8 workers are ready, \d requested; gave up after 4 s",
+            r"\d of at least 8 workers are ready; asked Ray for 8: \d ready, \d starting, [5-8] pending; gave up",
         ),
         (
             {"world__gpus_per_worker": 1},
-            r"0 of at least 1 workers are ready, 3 requested; gave up after 4 s",
+            r"0 of at least 1 workers are ready; asked Ray for 3: 0 ready, 0 starting, 3 pending; gave up",
         ),
     ],
     ids=["too few nodes", "no such node"],
@@ -58,7 +58,10 @@ def test_a_slow_start_is_not_a_failure(on_nodes, nodes, undisturbed) -> None:
     _, slow = run.held("build", num=2)
     run.hold("build", slow)
     run.until(lambda: run.status["standbys"] == 1, "the other")
-    assert "1 of at least 2 workers are ready, 1 requested" in run.status["reason"]
+    assert (
+        "1 of at least 2 workers are ready; asked Ray for 2: 1 ready, 1 starting, 0 pending"
+        in run.status["reason"]
+    )
     run.release("build").at(step=2)
     assert slow in run.members.values()
     assert {actor for node in run.ranks_by_node for actor in nodes.actors_on(node)} == {"Worker"}
