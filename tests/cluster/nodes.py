@@ -21,6 +21,8 @@ POLL_S = 0.05
 STORE_BYTES = 80 * 2**20
 QUICKER = {"RAY_health_check_period_ms": "1000"}
 """The head notices after 5 s, not 15, that a node's raylet is gone: the next test waits for it."""
+RAYS_OWN = ("_AutoscalingCoordinatorActor",)
+"""Ray Data starts it, once a cluster, beside whoever uses it first; it takes nothing and stays."""
 WRONG_INTERFACES = ("^lo", "nosuch0", "=eth7")
 
 
@@ -166,6 +168,7 @@ class Nodes:
                 actor
                 for name in ("ALIVE", "PENDING_CREATION", "RESTARTING", "DEPENDENCIES_UNREADY")
                 for actor in state.actor_table(None, None, name).values()
+                if actor["ActorClassName"] not in RAYS_OWN
             ]
             groups = [
                 group for group in state.placement_group_table().values() if group["state"] != "REMOVED"
