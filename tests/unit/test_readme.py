@@ -70,7 +70,7 @@ def is_section(kind: object) -> bool:
 
 
 def test_the_table_of_settings_is_whole() -> None:
-    table = README[README.index("## Settings") : README.index("## Ends")]
+    table = README[README.index("## Settings") : README.index("## When the world changes")]
     cells = re.findall(r"^\| ([^|]*`[^|]*)\|", table, re.MULTILINE)
     assert sorted(re.findall(r"`([a-z_.]+)`", "".join(cells))) == sorted(settings(Job))
 
