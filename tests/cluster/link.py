@@ -7,11 +7,9 @@ import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 
 CLONE_NEWNET = 0x40000000
-_numbers = count()
 
 
 class Link:
@@ -19,7 +17,7 @@ class Link:
 
     def __init__(self, machine: str) -> None:
         """machine: the address of the cluster's head. Raises OSError where this is not allowed."""
-        number = next(_numbers)
+        number = _free_number()
         self.address = f"10.213.{number}.2"
         self._name = f"wl{os.getpid()}n{number}"
         self._cable = f"wl{os.getpid() % 100_000}v{number}"
@@ -62,13 +60,20 @@ class Link:
         _ip(f"netns del {self._name}")
 
 
+def _free_number() -> int:
+    """Other sessions on this machine have links, too."""
+    taken = _ip("-o -4 address")
+    return next(number for number in range(256) if f"10.213.{number}.1/" not in taken)
+
+
 def _enter(namespace: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.setns(namespace, CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), "setns")
 
 
-def _ip(arguments: str) -> None:
+def _ip(arguments: str) -> str:
     done = subprocess.run(["ip", *arguments.split()], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise OSError(done.returncode, f"ip {arguments}: {done.stderr.strip()}")
+    return done.stdout

@@ -215,8 +215,12 @@ class Nodes:
                 started = self._cluster.add_node(**(defaults | settings))
             else:
                 defaults["node_ip_address"] = link.address
-                with link.inside():
-                    started = self._cluster.add_node(**(defaults | settings))
+                try:
+                    with link.inside():
+                        started = self._cluster.add_node(**(defaults | settings))
+                except BaseException:
+                    link.close()
+                    raise
         node = Node(started, link)
         self._nodes.append(node)
         return node

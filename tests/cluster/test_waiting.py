@@ -33,7 +33,7 @@ def test_more_workers_than_there_is_room_for(on_nodes, nodes, undisturbed) -> No
     [
         (
             {"world__min": 8, "world__max": 8},
-            r"\d of at least 8 workers are ready; asked Ray for 8: \d ready, \d starting, [5-8] pending; gave",
+            r"\d of at least 8 workers are ready; asked Ray for 8: \d ready, \d starting, [5-8] pending;",
         ),
         (
             {"world__gpus_per_worker": 1},
