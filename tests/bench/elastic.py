@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -57,6 +58,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=10)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     with tempfile.TemporaryDirectory(prefix="wl-", dir="/tmp") as folder:
         nodes = Nodes(Path(folder) / "ray", num=WORKERS)
         run = None
@@ -66,10 +68,10 @@ def main() -> None:
                 for kind in arguments.kinds:
                     run.strike(kind, number % WORKERS)
             run.stop()
-            report(run)
         finally:
             if run is not None:
                 run.end()
+                report(run)
             nodes.close()
 
 
@@ -93,7 +95,8 @@ class Run:
             "tracking": {"enabled": False},
         }
         (folder / "job.yaml").write_text(json.dumps(job))
-        environment = {"PYTHONPATH": str(HERE), "RAY_ADDRESS": nodes.address, "RAY_AUTH_MODE": "disabled"}
+        shutil.copy(HERE / "mlp.py", folder)
+        environment = {"RAY_ADDRESS": nodes.address, "RAY_AUTH_MODE": "disabled"}
         self._process = subprocess.Popen(
             [Path(sys.executable).with_name("worldline"), "run", folder / "job.yaml", "--storage", folder],
             env=os.environ | environment | {"RAY_TMPDIR": str(nodes.folder)},

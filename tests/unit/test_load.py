@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import sys
 from pathlib import Path
 from typing import Any
@@ -282,3 +283,9 @@ def test_identity_is_flat_and_leaves_defaults_out(job_file: Path) -> None:
         "batch.rows_per_shard": "4",
         "gradient.clip_norm": "1.0",
     }
+
+
+def test_a_job_error_comes_from_a_worker_as_it_was() -> None:
+    error = JobError(["a: one", "b: another"])
+    there = pickle.loads(pickle.dumps(error))
+    assert (there.faults, str(there)) == (error.faults, str(error))

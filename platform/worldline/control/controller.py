@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -28,25 +27,23 @@ from worldline.control.decisions import (
     Wait,
 )
 from worldline.control.ending import FAILED, FINISHED, TRY_AGAIN, Conclusion, Ending
+from worldline.control.hangs import Hangs
 from worldline.control.injector import Injector
 from worldline.control.intake import Intake
 from worldline.control.journal import Journal
 from worldline.control.line import Line
-from worldline.control.membership import MemberState
 from worldline.control.operators import Operators
 from worldline.control.restore import RestorePoint
 from worldline.control.saves import Saves
 from worldline.control.sensors import PULSE_S, Sensors
 from worldline.control.signals import Signals, StopRequested
+from worldline.control.staffing import Staffing
 from worldline.events import EventKind
-from worldline.health.hang import deadline
 from worldline.storage import StorageError
 from worldline.tracking.status import RunState
 from worldline.worker.orders import EndKind, Hello
 
 COMMIT_S = 60.0
-SETTLE_S = 1.0
-"""A new generation has at least this long before more workers are asked for."""
 
 
 @dataclass
@@ -103,15 +100,14 @@ class Controller:
         self._ending = Ending(
             self._sensors, parts.cluster, parts.intake, parts.line, parts.saves, parts.clock
         )
+        self._staffing = Staffing(self._sensors, parts.cluster, parts.intake, parts.journal)
+        self._hangs = Hangs(self._sensors, parts.cluster, parts.intake, parts.line, parts.journal)
         self._operators = Operators(self._sensors, parts.journal)
         self._injector = parts.injector
         self._dead_end: Conclusion | None = None
-        self._below_min_since: float | None = None
         self._pause_since: float | None = None
         self._announced = 0
         self._saving = 0
-        self._hangs: Counter[int] = Counter()  # completed steps -> hangs declared there
-        self._avoided: frozenset[str] = frozenset()
 
     def run(self) -> Conclusion:
         """Drive the run until it ends. All workers are gone when this returns or raises."""
@@ -135,8 +131,8 @@ class Controller:
                 self._limits,
                 stopping=sensors.stop is not None,
                 durable=self._saves.committed,
-                below_min_since=self._see_below_min(now),
-                patience_s=self._patience_s(),
+                below_min_since=self._staffing.below_min_since(self._limits, now),
+                patience_s=self._hangs.patience_s(self._limits),
                 now=now,
             )
             if isinstance(decision, Over):
@@ -170,25 +166,15 @@ class Controller:
         assert stop is not None, "nothing but the end of the line or a stop ends a healthy run"
         return Conclusion(RunState.STOPPED, stop.reason, stop.exit_code)
 
-    def _see_below_min(self, now: float) -> float:
-        """Since when there have been fewer than min ready workers; now, if there are enough."""
-        membership = self._sensors.membership
-        ready = len(membership.current) + len(membership.in_state(MemberState.STANDBY))
-        if ready >= self._limits.min:
-            self._below_min_since = None
-        elif self._below_min_since is None:
-            self._below_min_since = now
-        return now if self._below_min_since is None else self._below_min_since
-
     def _act(self, decision: Decision, now: float) -> float | None:
         """Carry a decision out. Returns until when to listen, None to decide again at once."""
         sensors, generation = self._sensors, self._sensors.membership.generation
         match decision:
             case Proceed(until):
-                self._top_up(now)
+                self._staffing.top_up(self._limits, now)
                 return now + PULSE_S if until is None else until
             case Wait():
-                if not self._top_up(now):
+                if not self._staffing.top_up(self._limits, now):
                     return self._wait(decision, now)
             case Abandon(ids, reason):
                 self._pause(now, RunState.RECOVERING, reason)
@@ -198,16 +184,15 @@ class Controller:
             case Expel(ids, reason):
                 for id in ids:
                     sensors.lose(id, reason)
-            case Inquire(ids):
-                for id in ids:
-                    self._cluster.inquire(id, generation)
-                sensors.membership = sensors.membership.inquired(ids, now)
+            case Inquire():
+                self._hangs.inquire(decision, now)
             case Condemn():
-                self._condemn(decision, now)
+                self._hangs.condemn(decision, now)
+                self._pause(now, RunState.RECOVERING, decision.diagnosis)
             case Release(ids):
                 self._release(ids)
             case Save():
-                self._top_up(now)
+                self._staffing.top_up(self._limits, now)
                 return self._save(decision, now)
             case Meet(gathering):
                 step = self._line.last_step + 1
@@ -225,60 +210,6 @@ class Controller:
             case Over():
                 raise AssertionError("the loop ends before")
         return None
-
-    def _top_up(self, now: float) -> int:
-        """Keep as many workers asked for as are wanted; returns how many were missing. Only while there is
-        nothing more urgent to do: not between a failure and the next generation, nor in its first moments,
-        as a process that starts would compete with its first step."""
-        sensors = self._sensors
-        membership = sensors.membership
-        under_way = membership.trouble or self._intake.formed < membership.generation
-        if sensors.stop is not None or (membership.training and under_way) or now < sensors.request_from:
-            return 0
-        below_min = self._below_min_since is not None
-        avoid = sensors.cooling.closed if below_min else sensors.cooling.avoided(now)
-        pending = {m.id for m in sensors.membership.in_state(MemberState.REQUESTED)}
-        if avoid != self._avoided:
-            sensors.let_go(tuple(pending))  # they were asked for with other nodes in view
-            self._avoided = avoid
-        missing = planner.missing(sensors.membership, self._limits)
-        for _ in range(missing):
-            id = self._cluster.request(avoid)
-            sensors.membership = sensors.membership.requested(id, now)
-            self._journal.event(EventKind.WORKER_REQUESTED, self._elsewhere(avoid), workers=[id])
-        return missing
-
-    @staticmethod
-    def _elsewhere(avoid: frozenset[str]) -> str:
-        return f"not on node {', '.join(sorted(avoid))}, which is drained or cools down" if avoid else ""
-
-    def _patience_s(self) -> float:
-        """How long the generation may stand still: a multiple of a step's usual time, once it is known."""
-        membership, bound_s = self._sensors.membership, self._limits.timeout_s
-        progress = self._intake.progress
-        evaluates = any(m.id in progress and progress[m.id].phase == "evaluate" for m in membership.current)
-        if self._intake.formed < membership.generation or evaluates:
-            return bound_s
-        declared = self._hangs[membership.furthest.step]
-        return deadline(self._line.recent_s, bound_s, declared, least_s=self._limits.hang_s)
-
-    def _condemn(self, condemn: Condemn, now: float) -> None:
-        sensors = self._sensors
-        membership = sensors.membership
-        self._journal.event(
-            EventKind.HANG, f"{condemn.diagnosis}\n{condemn.accounts}", workers=list(condemn.reasons)
-        )
-        self._hangs[membership.furthest.step] += 1
-        if condemn.alive:
-            sensors.budget = sensors.budget.after_hang(condemn.diagnosis)
-        for id, reason in condemn.reasons.items():
-            sensors.lose(id, reason)
-        if not condemn.reasons:
-            ids = tuple(m.id for m in membership.training if m.asked is None)
-            for id in ids:
-                self._cluster.abandon(id, membership.generation)
-            sensors.membership = membership.asked_to_abandon(ids, condemn.diagnosis, now)
-        self._pause(now, RunState.RECOVERING, condemn.diagnosis)
 
     def _release(self, ids: tuple[str, ...]) -> None:
         """They leave in order."""
@@ -360,7 +291,7 @@ class Controller:
         self._journal.generation(sensors.membership.generation)
         for id, order in orders.items():
             self._cluster.train(id, order)
-        sensors.request_from = max(sensors.request_from, now + SETTLE_S)
+        self._staffing.settle(now)
 
     def _find_point(self) -> RestorePoint | None:
         """Nobody holds the state: the newest checkpoint, or the start. None if that cannot be found out."""

@@ -21,6 +21,10 @@ class JobError(Exception):
         super().__init__("\n".join(faults))
         self.faults = tuple(faults)
 
+    def __reduce__(self) -> tuple[type[JobError], tuple[tuple[str, ...]]]:
+        """A worker raises it, too, and it comes to the driver as it was."""
+        return JobError, (self.faults,)
+
 
 def validation_faults(error: ValidationError, root: type[Section] = Job, name: str = "job") -> list[str]:
     """pydantic's findings on a `root`, called `name`: the key, what was expected there, what was found."""
