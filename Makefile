@@ -5,7 +5,7 @@ INSTALLED := .venv/installed
 STDLIB := data/stdlib
 DIGITS := data/digits
 
-.PHONY: venv test lint unit data demo bench bench-elastic soak ui clean
+.PHONY: venv test lint unit data demo bench bench-elastic bench-scale soak ui clean
 
 venv: $(INSTALLED)
 
@@ -45,6 +45,10 @@ bench: venv
 
 bench-elastic: venv
 	$(BIN)/python tests/bench/recovery.py
+	$(BIN)/python tests/bench/elastic.py
+
+bench-scale: venv
+	$(BIN)/python tests/bench/scale.py
 
 soak: venv
 	$(BIN)/python tests/bench/soak.py

@@ -298,6 +298,21 @@ def test_all_are_drained_and_others_go_on_from_what_they_saved(attempt):
     assert run.restores[1] >= 5
 
 
+def test_a_worker_that_keeps_the_connections_of_many_generations_is_replaced(attempt):
+    run = attempt(max=2, last_step=200, generations_a_worker=4)
+    for step in (10, 40, 70, 100):
+        run.cluster.script[step] = lambda: run.cluster.die(
+            max(run.cluster.workers, key=lambda id: int(id[1:]))
+        )
+    finished(run)
+    released = [event for event in run.events if event.kind is EventKind.WORKER_RELEASED]
+    assert released[0].workers == ("w1",)
+    assert released[0].reason == "it has been in 4 generations and keeps the connections of each"
+    assert len(run.reasons(EventKind.WORKER_LOST)) == 4
+    assert all(world in (1, 2) for world in run.worlds), "one at a time"
+    assert run.restores == [0]
+
+
 def test_the_world_is_resized_both_ways(attempt):
     run = attempt(max=2, last_step=90)
     for step, workers in ((5, 4), (40, 1), (60, 9)):

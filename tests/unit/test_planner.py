@@ -448,8 +448,8 @@ class History(RuleBasedStateMachine):
             position, restore = form.position, None
         if form.position is None and restore is None:
             used = [id for id in form.ids if not self.workers[id].fresh]
-            assert all(membership.members[id].used for id in used)
-            members = [id for id in form.ids if membership.members[id].used]
+            assert all(membership.members[id].generations for id in used)
+            members = [id for id in form.ids if membership.members[id].generations]
             for id in members:
                 self.leave(id)
             if members:

@@ -310,7 +310,7 @@ class Controller:
     def _lose_used(self, ids: tuple[str, ...]) -> bool:
         """The line begins anew, and only those who never trained are as they were built."""
         members = self._sensors.membership.members
-        used = [id for id in ids if members[id].used]
+        used = [id for id in ids if members[id].generations]
         for id in used:
             self._sensors.lose(id, "holds no whole state, and there is no checkpoint to give it one")
         return bool(used)

@@ -18,7 +18,8 @@ class Limits:
     they start or join together. meet_s: how long a healthy generation is let alone for the next one to
     connect beside it. leave_s: what a draining worker needs to leave in order, the writing of a checkpoint
     included. hang_s: how long a generation may stand still at least. inquire_s: how long a member has to say
-    what it does. changes_a_minute: beyond so many generations, newcomers wait.
+    what it does. changes_a_minute: beyond so many generations, newcomers wait. generations_a_worker: after so
+    many a worker is replaced, as it keeps the connections of each.
     """
 
     min: int
@@ -33,6 +34,7 @@ class Limits:
     hang_s: float = 10.0
     inquire_s: float = 1.0
     changes_a_minute: int = 30
+    generations_a_worker: int = 64
 
     @property
     def target(self) -> int:

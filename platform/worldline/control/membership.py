@@ -58,7 +58,7 @@ class Suspicion:
 @dataclass(frozen=True)
 class Member:
     """One worker. since: when it came into its state. node: where it runs, empty before that is known.
-    used: whether it was ever a member, so that its state is not as it was built.
+    generations: how many it has been a member of; after the first its state is not as it was built.
 
     The rest is of the current generation. shards: what it computes. end: how the generation ended for it,
     None while it trains. asked: when it was told to abandon it.
@@ -70,7 +70,7 @@ class Member:
     node: str = ""
     pid: int = 0
     hello: Hello | None = None
-    used: bool = False
+    generations: int = 0
     drain: Drain | None = None
     suspicion: Suspicion | None = None
     rank: int = -1
@@ -90,7 +90,7 @@ class Member:
             self,
             state=state,
             since=since,
-            used=True,
+            generations=self.generations + (state is MemberState.MEMBER),
             rank=rank,
             shards=shards,
             end=None,

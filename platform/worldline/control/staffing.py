@@ -13,6 +13,8 @@ from worldline.events import EventKind
 
 SETTLE_S = 1.0
 """A new generation has at least this long before more workers are asked for."""
+RECYCLE_S = 120.0
+"""Within which a worker that is to be replaced leaves; there is no hurry."""
 
 
 class Staffing:
@@ -41,6 +43,15 @@ class Staffing:
     def settle(self, now: float) -> None:
         self._sensors.request_from = max(self._sensors.request_from, now + SETTLE_S)
 
+    def _recycle(self, limits: Limits) -> None:
+        """A group that was given up cannot be freed: a worker that keeps many is replaced, one at a time."""
+        current = self._sensors.membership.current
+        worn = [m for m in current if m.generations >= limits.generations_a_worker]
+        if worn and not any(m.drain for m in current):
+            oldest = max(worn, key=lambda m: m.generations)
+            reason = f"it has been in {oldest.generations} generations and keeps the connections of each"
+            self._sensors.drain([oldest.id], RECYCLE_S, reason)
+
     def top_up(self, limits: Limits, now: float) -> int:
         """Returns how many were missing and are asked for. None is while something is more urgent: between a
         failure and the next generation, and in its first moments, as a process that starts would compete with
@@ -58,6 +69,7 @@ class Staffing:
             # They were asked for with other nodes in view.
             sensors.let_go([m.id for m in membership.in_state(MemberState.REQUESTED)])
             self._avoided = avoid
+        self._recycle(limits)
         missing = planner.missing(sensors.membership, limits)
         elsewhere = f"not on node {', '.join(sorted(avoid))}, drained or cooling" if avoid else ""
         for _ in range(missing):
