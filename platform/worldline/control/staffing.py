@@ -44,8 +44,12 @@ class Staffing:
         self._sensors.request_from = max(self._sensors.request_from, now + SETTLE_S)
 
     def _recycle(self, limits: Limits) -> None:
-        """A group that was given up cannot be freed: a worker that keeps many is replaced, one at a time."""
+        """A group that was given up cannot be freed: a worker that keeps many is replaced, one at a time, and
+        only while the world is whole.
+        """
         current = self._sensors.membership.current
+        if len(current) < limits.max:
+            return
         worn = [m for m in current if m.generations >= limits.generations_a_worker]
         if worn and not any(m.drain for m in current):
             oldest = max(worn, key=lambda m: m.generations)
