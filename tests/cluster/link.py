@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 CLONE_NEWNET = 0x40000000
 
 
@@ -64,6 +66,14 @@ def _free_number() -> int:
     """Other sessions on this machine have links, too."""
     taken = _ip("-o -4 address")
     return next(number for number in range(256) if f"10.213.{number}.1/" not in taken)
+
+
+def link_or_skip(machine: str) -> Link:
+    """Where networks may not be made, which takes root and `ip`, the test is skipped and says so."""
+    try:
+        return Link(machine)
+    except OSError as error:
+        pytest.skip(f"no network of its own for a node: {error}")
 
 
 def _enter(namespace: int) -> None:

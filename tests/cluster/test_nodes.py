@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import pytest
 from tests.cluster.cases import EVERYTHING
-from tests.cluster.link import Link
+from tests.cluster.link import link_or_skip
 from tests.cluster.processes import is_alive, tree
 
 pytestmark = pytest.mark.cluster
@@ -82,7 +82,7 @@ def test_a_silent_node(on_nodes, nodes, undisturbed) -> None:
     """Its link is pulled; then another is frozen. Nobody gets a reset, and nobody waits for `timeout_s`. When
     they are back, their workers find that they were given up, and end.
     """
-    linked = nodes.add(link=Link(nodes.machine))
+    linked = nodes.add(link=link_or_skip(nodes.machine))
     run = on_nodes(EVERYTHING, workers=4).start()
     run.at(step=5).pull_link(of_rank=run.ranks_by_node[linked.id])
     run.more(steps=2, within=SILENCE_S)

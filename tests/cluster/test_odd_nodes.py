@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.cluster.cases import EVERYTHING
-from tests.cluster.link import Link
+from tests.cluster.link import link_or_skip
 
 pytestmark = pytest.mark.cluster
 
@@ -44,7 +44,7 @@ def test_out_of_memory(on_nodes, nodes) -> None:
 def test_nodes_that_cannot_reach_each_other(on_nodes, nodes) -> None:
     links = []
     for _ in range(2):
-        links.append(Link(nodes.machine))
+        links.append(link_or_skip(nodes.machine))
         nodes.add(num_cpus=2, link=links[-1])
     run = on_nodes(EVERYTHING, workers=2, world__min=2, world__cpus_per_worker=2, failure__no_progress=1)
     run.spawn(gate=40)

@@ -4,10 +4,10 @@ import pytest
 from tests.unit.fake_cluster import SilentConsole, record, status
 
 from worldline.control.journal import Journal, Progress
-from worldline.control.membership import Membership
+from worldline.control.membership import Drain, Membership
 from worldline.events import EventKind
 from worldline.tracking.log import EVENTS, EventLog, read_events
-from worldline.tracking.status import RunState, StatusWriter, read_status
+from worldline.tracking.status import DRAINING, RunState, StatusWriter, read_status
 from worldline.worker.orders import Hello
 from worldline.world import Position
 
@@ -110,3 +110,11 @@ def test_muted_it_writes_nothing_more(journal, console, tmp_path):
     journal.close(RunState.STOPPED, "another driver has the run", "stopped")
     assert [(tmp_path / name).read_bytes() for name in ("events.jsonl", "status.json")] == before
     assert [event.kind for event in console.events] == [EventKind.GENERATION_FORMED, EventKind.STOPPED]
+
+
+def test_who_shall_leave_is_shown_as_leaving(journal, tmp_path):
+    membership = Membership().requested("a", 0.0).ready("a", HELLO, 1.0).formed(["a"], Position(0), 2.0)
+    leaving = membership.draining(["a"], Drain(3.0, 9.0, "its node goes"))
+    for world, phase in ((membership, "compute"), (leaving, DRAINING)):
+        journal.refresh(world, {"a": Progress(Position(3), "compute")}, now=True)
+        assert [worker.phase for worker in read_status(tmp_path).workers] == [phase]

@@ -6,12 +6,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from worldline.control.membership import Membership, MemberState
+from worldline.control.membership import Member, Membership, MemberState
 from worldline.events import Event, EventKind, StepRecord
 from worldline.tracking.console import Console
 from worldline.tracking.incidents import INCIDENT_KINDS
 from worldline.tracking.log import EventLog
-from worldline.tracking.status import RunState, Status, StatusWriter, WorkerStatus
+from worldline.tracking.status import DRAINING, RunState, Status, StatusWriter, WorkerStatus
 from worldline.world import Position
 
 
@@ -120,7 +120,7 @@ class Journal:
                 node=m.hello.node,
                 ip=m.hello.ip,
                 step=_step(progress.get(m.id)),
-                phase=progress[m.id].phase if m.id in progress else "form",
+                phase=_phase(m, progress.get(m.id)),
             )
             for m in membership.current
             if m.hello is not None
@@ -140,6 +140,12 @@ class Journal:
     def _write(self, *, now: bool) -> None:
         if not self._muted:
             self._writer.write(self._status, now=now)
+
+
+def _phase(member: Member, progress: Progress | None) -> str:
+    if member.drain is not None:
+        return DRAINING
+    return progress.phase if progress is not None else "form"
 
 
 def _step(progress: Progress | None) -> int:
