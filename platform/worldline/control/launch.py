@@ -12,7 +12,7 @@ from worldline.control.budget import Budget
 from worldline.control.chaos import Script
 from worldline.control.cluster import Cluster, connect
 from worldline.control.controller import Controller, Parts
-from worldline.control.drains import Drains
+from worldline.control.drains import ApiMoved, Drains
 from worldline.control.ending import FINISHED, TRY_AGAIN, Conclusion
 from worldline.control.inbox import Inbox
 from worldline.control.injector import Injector
@@ -225,8 +225,15 @@ class _Attempt:
                 injector=self._make_injector(cluster),
             )
         )
-        with Drains(self._signals.post):
+        with self._drains():
             return controller.run()
+
+    def _drains(self) -> contextlib.AbstractContextManager[object]:
+        try:
+            return Drains(self._signals.post)
+        except ApiMoved as error:
+            self._journal.event(EventKind.DEGRADED, f"that a node shall end is not heard of: {error}")
+            return contextlib.nullcontext()
 
     def _make_injector(self, cluster: Cluster) -> Injector | None:
         if self._chaos is None:
