@@ -20,7 +20,10 @@ import ray
 from tests.cluster.processes import is_alive
 
 from worldline.control.causes import CauseKind, loss_cause
-from worldline.control.drains import Drains, NodeDraining, drain_node
+from worldline.control.cluster import node_address
+from worldline.control.drains import Drains, drain_node
+from worldline.control.lifelines import Lifelines
+from worldline.control.signals import NodeDraining
 from worldline.worker.actor import CONCURRENCY_GROUPS, ORDERS, TRAIN, Worker
 from worldline.worker.notice import ECHO_S, LEAD_S
 from worldline.worker.orders import Notice
@@ -105,15 +108,18 @@ def cluster() -> Iterator[Any]:
 @pytest.fixture
 def start(cluster: Any) -> Iterator[Callable[..., Any]]:
     actors: list[Any] = []
+    lifelines = Lifelines(lambda signal: None, beat_s=0.5, silent_s=START_S)
+    anchor = lifelines.anchor(node_address())
     actor_class: Any = ray.remote(concurrency_groups=CONCURRENCY_GROUPS)(subject_class())
 
     def start(**options: Any) -> Any:
-        actors.append(actor_class.options(num_cpus=1, **options).remote())
+        actors.append(actor_class.options(num_cpus=1, **options).remote(f"w{len(actors)}", anchor))
         return actors[-1]
 
     yield start
     for actor in actors:
         ray.kill(actor)
+    lifelines.close()
 
 
 def hold(actor: Any, folder: Path) -> tuple[int, list[str]]:
@@ -204,8 +210,8 @@ def test_a_worker_ends_with_its_raylet_after_a_drain_that_was_seen(cluster, star
     with Drains(told.put):
         drain_node(cluster.node_id, lead_s=60)
         node = told.get(timeout=START_S)
-    assert node.node_id == cluster.node_id
-    assert 20 < node.deadline_s_left <= 60
+    assert node.node == cluster.node_id
+    assert 20 < node.lead_s <= 60
     with pytest.raises(LookupError, match="is it gone"):
         drain_node("ab" * 28, lead_s=20)
     assert is_alive(pid)
