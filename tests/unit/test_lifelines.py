@@ -169,3 +169,13 @@ def test_nobody_is_called_silent_because_the_controller_slept(told):
         quiet.close()
     finally:
         lines.close()
+
+
+def test_the_end_comes_at_any_moment(told):
+    """Also while the thread has just come round by itself."""
+    for _ in range(200):
+        lines = Lifelines(told.queue.put, beat_s=0.05, silent_s=1.5)
+        lines.cut("w1")
+        lines.close()
+        lines.close()
+        lines.cut("w2")

@@ -89,6 +89,9 @@ class Lifelines:
         self._closing = True
         self._wake.send(b".")
         self._thread.join(timeout=5)
+        # Not by the thread: it may see that this is the end before it is woken.
+        self._wake.close()
+        self._woken.close()
 
     def _run(self) -> None:
         last = self._clock()
@@ -110,8 +113,7 @@ class Lifelines:
             self._look_for_silence(now)
         for line in list(self._lines.values()):
             self._drop(line)
-        for end in (self._listener, self._wake, self._woken):
-            end.close()
+        self._listener.close()
         self._selector.close()
 
     def _accept(self, now: float) -> None:
