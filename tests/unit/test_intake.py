@@ -184,3 +184,20 @@ def test_digests_of_one_generation_must_agree(bench):
     assert not bench.intake.drift
     bench.answer("b", StateDigest(2, 10, "dddd"))
     assert bench.intake.drift == "the members' states differ after step 10 (a: cccc, b: dddd)"
+
+
+def test_who_tells_much_later_is_compared_all_the_same(bench):
+    bench.answer("a", *(StateDigest(1, step, "aaaa") for step in range(1, 1001)))
+    bench.intake.poll(bench.members, 0.0)
+    bench.answer("b", StateDigest(1, 1, "aaaa"))
+    bench.intake.poll(bench.members, 1.0)
+    bench.answer("b", StateDigest(1, 2, "bbbb"), StateDigest(1, 3, "bbbb"))
+    assert bench.intake.drift == "the members' states differ after step 2 (a: aaaa, b: bbbb)"
+
+
+def test_who_is_gone_holds_no_digest_back(bench):
+    bench.answer("a", StateDigest(1, 1, "aaaa"))
+    bench.members = bench.members.out("b", "gone")
+    bench.intake.forget("b")
+    bench.intake.poll(bench.members, 0.0)
+    assert bench.intake._comparison._tellers == {}

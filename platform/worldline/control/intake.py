@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from worldline.control.cluster import Cluster
+from worldline.control.comparison import Comparison
 from worldline.control.journal import Journal, Progress
 from worldline.control.line import Line
 from worldline.control.membership import Member, Membership, MemberState
@@ -22,7 +23,6 @@ POLL_S = 1.0
 LONGEST_POLL_S = 20.0
 POLLS_A_SECOND = 200
 """More workers than that are let wait longer for something to tell."""
-KEPT_DIGESTS = 8
 
 
 class Intake:
@@ -30,7 +30,7 @@ class Intake:
 
     Protocol: `poll` often, with the time; `fetched` and `steps_fetched` with the answers. `expect` says how
     far the line must come: what the narrating rank has not told is asked of all members. `formed` holds the
-    newest generation that a member said it trains in; `drift` says how members differ, once they do.
+    newest generation that a member said it trains in.
     """
 
     def __init__(
@@ -47,10 +47,9 @@ class Intake:
         self._filling: dict[str, int] = {}  # worker -> the step after which it was asked for steps
         self._without: dict[str, int] = {}  # worker -> the step after which it had none
         self._next_fill = 0.0
-        self._digests: dict[tuple[int, int], dict[str, str]] = {}
+        self._comparison = Comparison()
         self.progress: dict[str, Progress] = {}
         self.formed = 0
-        self.drift = ""
 
     def poll(self, membership: Membership, now: float) -> None:
         workers = [*membership.current, *membership.in_state(MemberState.STANDBY)]
@@ -60,6 +59,12 @@ class Intake:
                 self._fetch(member.id, POLL_S if member.rank == 0 else wait_s)
         if self._line.lacks(self._expected):
             self._fill(membership.current, now)
+        self._comparison.settle([member.id for member in membership.current])
+
+    @property
+    def drift(self) -> str:
+        """How the members' states differ, once they do."""
+        return self._comparison.drift
 
     def hear(self, ids: list[str]) -> None:
         """Ask at once for what there is, behind a poll that may be under way; `heard` once it is here."""
@@ -100,6 +105,7 @@ class Intake:
         self._next.pop(id, None)
         self._filling.pop(id, None)
         self._without.pop(id, None)
+        self._comparison.forget(id)
         self.progress.pop(id, None)
 
     def fetched(self, signal: Fetched, member: Member | None, now: float) -> None:
@@ -154,19 +160,10 @@ class Intake:
             case GenerationFormed():
                 self.formed = max(self.formed, item.generation)
             case StateDigest():
-                self._compare(item, id)
+                self._comparison.tell(item, id)
             case CheckpointPart():
                 self._saves.offer(item)
             case EvaluationRecord():
                 self._evaluations.append(item)
             case StepRecord() | Met() | Notice():
                 pass
-
-    def _compare(self, said: StateDigest, id: str) -> None:
-        of_step = self._digests.setdefault((said.generation, said.step), {})
-        of_step[id] = said.digest
-        if len(set(of_step.values())) > 1 and not self.drift:
-            parts = ", ".join(f"{worker}: {digest[:12]}" for worker, digest in sorted(of_step.items()))
-            self.drift = f"the members' states differ after step {said.step} ({parts})"
-        for key in sorted(self._digests)[:-KEPT_DIGESTS]:
-            del self._digests[key]
