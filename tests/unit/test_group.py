@@ -1,10 +1,12 @@
 """Groups that can be left at any moment: by death, silence, order or deadline, and a new one beside them."""
 
 import os
+import select
 import signal
 import threading
 import time
 import weakref
+from contextlib import closing
 from datetime import timedelta
 
 import torch
@@ -40,6 +42,28 @@ def exchange_until_broken(room):
         except (CollectiveFailed, Abandoned) as error:
             room.group.abandon()
             return type(error).__name__, str(error), time.monotonic() - began
+
+
+def fail(room):
+    """Exchange, and stay in the group that is broken by it."""
+    try:
+        exchange(room, 1_000_000)
+    except CollectiveFailed:
+        return
+
+
+def busy(room):
+    """The loops that have something to do whenever they are asked."""
+
+    def has_news(loop):
+        with closing(select.epoll.fromfd(os.dup(loop))) as epoll:
+            return bool(epoll.poll(0))
+
+    return [loop for loop in room.group.loops if all(has_news(loop) for _ in range(50))]
+
+
+def abandon(room):
+    room.group.abandon()
 
 
 def freeze(room):
@@ -119,6 +143,23 @@ def test_every_rank_sees_a_death_and_a_new_group_goes_on():
             assert waited < DEADLINE_S / 6  # the operation itself would have waited for DEADLINE_S
         newcomer = another(ranks)
         assert everywhere([*survivors, newcomer], enter_and_exchange) == [[[0, 1, 2, 3]] * 2] * 4
+
+
+def test_a_group_that_was_left_takes_no_processor():
+    """A peer that asks for what a failed operation had to give keeps gloo's loop busy for ever."""
+    with peers(4) as ranks:
+        everywhere(ranks, enter)
+        ranks[0].start(fail)
+        ranks[2].start(fail)
+        ranks[3].kill()
+        ranks[0].result()
+        ranks[2].result()
+        ranks[1].call(fail)
+        until(lambda: ranks[0].call(busy))
+        for survivor in ranks[:3]:
+            survivor.call(abandon)
+        assert [survivor.call(busy) for survivor in ranks[:3]] == [[], [], []]
+        assert everywhere(ranks[:3], enter_and_exchange) == [[[0, 1, 2]] * 2] * 3
 
 
 def test_a_frozen_peer_is_left_on_order_and_disturbs_nobody_when_it_wakes():

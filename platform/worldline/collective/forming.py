@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
+from worldline.collective import loops
 from worldline.collective.group import (
     ABANDONED,
     LANES,
@@ -125,14 +126,20 @@ def form_gloo(
     form_timeout_s bounds the meeting, timeout_s later every operation. Raises CollectiveFailed or Abandoned.
     """
 
+    found: list[int] = []
+
     def connect(meeting: Any) -> Any:
+        device, its_loops = loops.loops_of(lambda: dist.ProcessGroupGloo.create_device(hostname=address))
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = timedelta(seconds=timeout_s)
         options._threads = 2
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
-        return dist.ProcessGroupGloo(meeting, rank, size, options)
+        options._devices = [device]
+        lane = dist.ProcessGroupGloo(meeting, rank, size, options)
+        found.extend(its_loops)
+        return lane
 
-    return enter(
+    loops.settle()
+    group = enter(
         GlooGroup,
         store,
         connect,
@@ -143,6 +150,8 @@ def form_gloo(
         timeout_s=timeout_s,
         cancelled=cancelled,
     )
+    group.loops = found
+    return group
 
 
 def _idle_connection(store: Any) -> Any:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from worldline.collective import loops
 from worldline.collective.operations import Operation, OperationLog
 
 Cancelled = Callable[[], bool]
@@ -127,6 +128,7 @@ class GlooGroup:
         self._more_lanes = more_lanes
         self._in_flight: list[Work] = []
         self.log = OperationLog(ASIDE + 1)
+        self.loops: list[int] = []  # of all its lanes, as `collective.loops` has them
 
     def all_to_all(
         self,
@@ -188,6 +190,7 @@ class GlooGroup:
         """Leave the group; peers that wait in it see their connections stay silent, not closed."""
         ABANDONED.append((self._lanes, [work for work in self._in_flight if not work.done()]))
         self._in_flight = []
+        loops.leave(self.loops)
 
     def _start(self, start: Callable[[], Any], operation: Operation, *tensors: torch.Tensor) -> Work:
         try:
