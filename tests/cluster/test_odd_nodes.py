@@ -36,11 +36,6 @@ def test_out_of_memory(on_nodes, nodes) -> None:
     assert "twice" in run.last_word
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="no pre-flight check of pairs: the run ends, but names neither address",
-)
 def test_nodes_that_cannot_reach_each_other(on_nodes, nodes) -> None:
     links = []
     for _ in range(2):
@@ -49,7 +44,7 @@ def test_nodes_that_cannot_reach_each_other(on_nodes, nodes) -> None:
     run = on_nodes(EVERYTHING, workers=2, world__min=2, world__cpus_per_worker=2, failure__no_progress=1)
     run.spawn(gate=40)
     run.until(lambda: len(run.events("worker_ready")) == 2, "two workers")
-    run.until(lambda: run.ended, "a word", within=15, or_ended=True)
+    run.until(lambda: run.ended, "a word", within=60, or_ended=True)
     assert all(link.address in run.last_word for link in links)
 
 

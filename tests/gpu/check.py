@@ -20,6 +20,7 @@ def main() -> None:
             prefix=f"generation-{generation}",
             rank=0,
             size=1,
+            address="127.0.0.1",
             form_timeout_s=60,
             timeout_s=60,
             cancelled=lambda: False,

@@ -197,7 +197,7 @@ def test_forming_ends_on_order_or_at_its_deadline_when_a_peer_never_comes():
         prefix = new_prefix()
         kind, message = ranks[0].call(fail_to_form, 2, prefix, 0.2)
         assert kind == "CollectiveFailed"
-        assert message == f"forming {prefix}: the 2 ranks did not meet in 0.2 s"
+        assert message == f"forming {prefix}: the 2 ranks did not meet in 0.2 s; rank 1 did not come"
         prefix = new_prefix()
         ranks[0].start(fail_to_form, 2, prefix, DEADLINE_S)
         assert not ranks[0].answered(0.05)

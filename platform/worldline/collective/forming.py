@@ -24,6 +24,7 @@ from worldline.collective.group import (
     GlooGroup,
     first_line,
 )
+from worldline.collective.reach import Door
 
 _IDLE: dict[Any, list[Any]] = {}
 """Connections to each store that nobody waits on. The next group uses them again, for connecting looks up the
@@ -47,15 +48,19 @@ def meet(
     lanes: range,
     *,
     prefix: str,
+    rank: int,
     size: int,
+    address: str,
     form_timeout_s: float,
     cancelled: Cancelled,
 ) -> list[Any]:
     """Connect the `size` ranks that meet under `prefix` of the TCPStore `store`, once for each of `lanes`.
 
     Connecting runs in side threads that are left behind when `cancelled` or the deadline ends the wait, since
-    a peer that died meanwhile would hold them. Raises CollectiveFailed or Abandoned.
+    a peer that died meanwhile would hold them. Raises CollectiveFailed, which says who has not come or cannot
+    be reached, or Abandoned.
     """
+    door = Door(rank, size, address)
     connected: dict[int, Any] = {}
     errors: list[str] = []
     finished = threading.Semaphore(0)
@@ -63,6 +68,8 @@ def meet(
     def connect_lane(lane: int) -> None:
         try:
             connection = _idle_connection(store)
+            if lane == lanes[0]:
+                door.announce(PrefixStore(prefix, connection))
             connected[lane] = connect(PrefixStore(f"{prefix}/lane{lane}", connection))
             _IDLE[store].append(connection)
         except Exception as error:
@@ -76,20 +83,32 @@ def meet(
     for lane in lanes:
         threading.Thread(target=connect_lane, args=(lane,), name=f"form-{prefix}-{lane}", daemon=True).start()
     deadline = time.monotonic() + form_timeout_s
-    for _ in lanes:
-        while not finished.acquire(timeout=POLL.total_seconds()):
-            if cancelled():
-                ABANDONED.append(connected)
-                raise Abandoned(f"gave up forming {prefix} on order")
-            if time.monotonic() > deadline:
-                ABANDONED.append(connected)
-                raise CollectiveFailed(
-                    f"forming {prefix}: the {size} ranks did not meet in {form_timeout_s:g} s"
-                )
-    if errors:
+    try:
+        for _ in lanes:
+            while not finished.acquire(timeout=POLL.total_seconds()):
+                if cancelled():
+                    raise Abandoned(f"gave up forming {prefix} on order")
+                if time.monotonic() > deadline:
+                    raise CollectiveFailed(
+                        f"forming {prefix}: the {size} ranks did not meet in {form_timeout_s:g} s"
+                        + _reason(door, store, prefix)
+                    )
+        if errors:
+            raise CollectiveFailed(f"forming {prefix}: {errors[0]}" + _reason(door, store, prefix))
+    except (Abandoned, CollectiveFailed):
         ABANDONED.append(connected)
-        raise CollectiveFailed(f"forming {prefix}: {errors[0]}")
+        raise
+    finally:
+        door.close()
     return [connected[lane] for lane in lanes]
+
+
+def _reason(door: Door, store: Any, prefix: str) -> str:
+    try:
+        complaint = door.complaint(PrefixStore(prefix, store.clone()))
+    except RuntimeError as error:  # the store is gone as well
+        complaint = first_line(error)
+    return f"; {complaint}" if complaint else ""
 
 
 def enter(
@@ -100,12 +119,15 @@ def enter(
     prefix: str,
     rank: int,
     size: int,
+    address: str,
     form_timeout_s: float,
     timeout_s: float,
     cancelled: Cancelled,
 ) -> GroupType:
     """A group of that kind whose lanes are connected by `connect`, those of a step now."""
-    meeting = partial(meet, store, connect, prefix=prefix, size=size, cancelled=cancelled)
+    meeting = partial(
+        meet, store, connect, prefix=prefix, rank=rank, size=size, address=address, cancelled=cancelled
+    )
     lanes = meeting(range(LANES), form_timeout_s=form_timeout_s)
     return kind(lanes, rank, size, timeout_s, cancelled, partial(meeting, form_timeout_s=timeout_s))
 
@@ -146,6 +168,7 @@ def form_gloo(
         prefix=prefix,
         rank=rank,
         size=size,
+        address=address,
         form_timeout_s=form_timeout_s,
         timeout_s=timeout_s,
         cancelled=cancelled,

@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -124,12 +123,13 @@ def rendezvous(host: str, port: int, address: str, device: torch.device, timeout
             return None
         if meeting.number and device.type == "cuda":
             raise CollectiveFailed("connecting while another generation trains is not tried on GPUs yet")
-        form_group = form_nccl if device.type == "cuda" else partial(form_gloo, address=address)
+        form_group = form_nccl if device.type == "cuda" else form_gloo
         return form_group(
             store,
             prefix=meeting.prefix,
             rank=meeting.rank,
             size=meeting.size,
+            address=address,
             form_timeout_s=min(FORM_TIMEOUT_S, timeout_s),
             timeout_s=timeout_s,
             cancelled=cancelled,
