@@ -5,7 +5,7 @@ from tests.unit.fake_cluster import Attempt
 
 from worldline.collective.operations import Operation
 from worldline.control import ending
-from worldline.control.signals import DrainRequested, LeaseLost, Resize, StopRequested
+from worldline.control.signals import Arrived, DrainRequested, LeaseLost, NodeDraining, Resize, StopRequested
 from worldline.events import EvaluationRecord, EventKind
 from worldline.health.condition import Condition
 from worldline.tracking.log import EVENTS, STEPS
@@ -270,6 +270,25 @@ def test_a_drained_member_leaves_once_it_is_replaced(attempt):
     assert run.answers == [(True, "w2 will leave within 60 s")]
     assert run.reasons(EventKind.WORKER_RELEASED) == ["asked by somebody"]
     assert run.reasons(EventKind.WORKER_LOST) == []
+
+
+def test_who_is_placed_on_a_node_that_is_known_to_go_is_let_go(attempt):
+    run = attempt(max=2, last_step=60)
+    request = run.cluster.request
+
+    def place(avoid):
+        id = request(avoid)
+        if id == "w3":
+            run.cluster.signals.post(NodeDraining("far", 60.0, "Ray drains node far"))
+            run.cluster.signals.post(Arrived(id, 7, "far", "10.0.0.9"))
+        return id
+
+    run.cluster.request = place
+    run.cluster.script[5] = lambda: run.cluster.die("w2")
+    finished(run)
+    released = [event for event in run.events if event.kind is EventKind.WORKER_RELEASED]
+    assert [(event.workers, event.reason) for event in released] == [(("w3",), "Ray drains node far")]
+    assert run.worlds == [2, 1, 2]
 
 
 def test_a_drain_below_min_saves_first_and_then_waits(attempt):

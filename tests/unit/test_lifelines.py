@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from worldline.control.lifelines import Lifelines
-from worldline.control.signals import Arrived, Cut, Heard, Silent
+from worldline.control.signals import Arrived, Cut, Heard, Silent, StopRequested
 from worldline.worker.lifeline import Anchor, Greeting, Lifeline
 
 DEADLINE_S = 30
@@ -169,6 +169,16 @@ def test_nobody_is_called_silent_because_the_controller_slept(told):
         quiet.close()
     finally:
         lines.close()
+
+
+def test_a_watch_that_fails_stops_the_run_by_name(told):
+    def fail():
+        raise OSError("no buffer space available")
+
+    lines = Lifelines(told.queue.put, beat_s=0.05, silent_s=1.5, clock=fail)
+    reason = "the workers can be watched no longer: OSError: no buffer space available"
+    assert told.next() == StopRequested(reason, 75)
+    lines.close()
 
 
 def test_the_end_comes_at_any_moment(told):

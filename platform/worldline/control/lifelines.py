@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from worldline.control.signals import Arrived, Cut, Heard, Post, Silent
+from worldline.control.signals import Arrived, Cut, Heard, Post, Silent, StopRequested
 from worldline.worker.lifeline import Anchor, Greeting
 
 TICK_S = 0.25
@@ -20,6 +20,7 @@ STALL_S = 1.0
 """If this process itself did not come round for so long, nobody is called silent for that."""
 LONGEST_GREETING = 4096
 GREETING_S = 10.0
+TRY_AGAIN = 75
 
 
 @dataclass
@@ -94,6 +95,14 @@ class Lifelines:
         self._woken.close()
 
     def _run(self) -> None:
+        """Without this thread nobody would be known as gone or frozen, so its failure is the run's end."""
+        try:
+            self._watch()
+        except Exception as error:
+            reason = f"the workers can be watched no longer: {type(error).__name__}: {error}"
+            self._post(StopRequested(reason, TRY_AGAIN))
+
+    def _watch(self) -> None:
         last = self._clock()
         while not self._closing:
             ready = self._selector.select(TICK_S)

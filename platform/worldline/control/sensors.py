@@ -89,6 +89,7 @@ class Sensors:
         self._anybody_was_ready = False
         self._refresh_at = 0.0
         self._tracebacks: set[str] = set()
+        self._drains: dict[str, Drain] = {}
         self._graves: dict[str, tuple[int, int]] = {}  # worker -> (rank, step in which it was lost)
 
     def listen(self, until: float) -> None:
@@ -134,6 +135,7 @@ class Sensors:
         match signal:
             case Arrived():
                 self.membership = self.membership.arrived(signal.id, signal.pid, signal.node, now)
+                self._drain_if_late(signal, now)
             case Cut():
                 self.lose(signal.id, "is gone", dead=True)
             case Silent() | Unavailable():
@@ -148,6 +150,7 @@ class Sensors:
                 self.lose(signal.id, signal.reason)
                 self._explain(signal)
             case NodeDraining():
+                self._drains[signal.node] = Drain(now, now + signal.lead_s, signal.reason)
                 there = [m.id for m in self.membership.members.values() if m.node == signal.node]
                 self.drain(there, signal.lead_s, signal.reason)
             case Fetched():
@@ -198,6 +201,12 @@ class Sensors:
         self._journal.event(
             EventKind.DRAINING, f"{who} shall leave within {lead_s:.0f} s: {reason}", workers=ids
         )
+
+    def _drain_if_late(self, arrived: Arrived, now: float) -> None:
+        """Ray placed it on a node before it heard that this one shall go."""
+        drain = self._drains.get(arrived.node)
+        if drain is not None and now < drain.deadline:
+            self.drain([arrived.id], drain.deadline - now, drain.reason)
 
     def _see_position(self, id: str, position: Position | None, now: float) -> None:
         member = self.membership.members.get(id)
