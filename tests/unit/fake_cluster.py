@@ -441,6 +441,7 @@ class Attempt:
         )
         self.restores = []
         self.answers = []
+        self.forgotten = []
         defaults = {"min": 1, "max": 2, "standby": 0, "num_shards": 8, "start_s": 60, "timeout_s": 30}
         self.parts = Parts(
             cluster=self.cluster,
@@ -453,6 +454,7 @@ class Attempt:
             restore=self.restore,
             refuse=self.reference.refuse,
             budget=Budget(task_errors, no_progress),
+            forget_before=self.forgotten.append,
             clock=lambda: self.now,
         )
 

@@ -40,6 +40,7 @@ def test_from_the_start_to_the_last_step(attempt):
     run = attempt(checkpoint_every=5, evaluate_every=10)
     finished(run)
     assert run.worlds == [2]
+    assert run.forgotten == [1]
     assert run.evaluated == [10, 20]
     assert run.reasons(EventKind.CHECKPOINT_SAVED) == ["step 5", "step 10", "step 15", "step 20"]
     assert run.journal.status.incidents == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -57,15 +56,6 @@ def feeder(job: Job, data: Data, search: Sequence[Path], first_step: int, last_s
         last_step=last_step,
         cpus=job.data.cpus,
         import_paths=[str(folder) for folder in search],
-    )
-
-
-def rendezvous_store() -> Any:
-    """The TCP store in this process where the members of each generation meet."""
-    import torch.distributed as dist
-
-    return dist.TCPStore(  # type: ignore[attr-defined]
-        "0.0.0.0", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=30)
     )
 
 

@@ -62,6 +62,8 @@ class Parts:
     refuse: Callable[[Hello], str]
     """Why a new worker may not take part, empty if it may."""
     budget: Budget
+    forget_before: Callable[[int], None]
+    """Told of each generation that trains: nobody needs what older ones left behind where they met."""
     injector: Injector | None = None
     """Makes go wrong what a fault script says."""
     clock: Callable[[], float] = field(default=time.monotonic)
@@ -87,6 +89,7 @@ class Controller:
         self._journal = parts.journal
         self._limits = parts.limits
         self._restore = parts.restore
+        self._forget_before = parts.forget_before
         self._clock = parts.clock
         self._sensors = Sensors(
             parts.signals,
@@ -321,6 +324,7 @@ class Controller:
         if self._intake.formed < membership.generation or self._announced == membership.generation:
             return
         self._announced = membership.generation
+        self._forget_before(membership.generation)
         seconds = None if self._pause_since is None else self._clock() - self._pause_since
         self._pause_since = None
         current = membership.current

@@ -22,6 +22,7 @@ from worldline.control.journal import Journal
 from worldline.control.lease import Lease
 from worldline.control.line import Line
 from worldline.control.reference import Reference
+from worldline.control.rendezvous import Rendezvous
 from worldline.control.restore import RestorePoint, restore_point
 from worldline.control.runs import keep_manifest, open_run
 from worldline.control.saves import Saves
@@ -183,14 +184,14 @@ class _Attempt:
         job = self._job
         connect(assemble.logical_cpus(job), lambda text: self._journal.event(EventKind.DEGRADED, text))
         first_step = point.position.step + 1
-        store = assemble.rendezvous_store()
+        rendezvous = Rendezvous()
         setup = assemble.worker_setup(
             job,
             self._data,
             self._search,
             storage_url=self._storage.url,
             feeder=assemble.feeder(job, self._data, self._search, first_step, self._last_step),
-            store_port=store.port,
+            store_port=rendezvous.port,
             attempt=self._lease.attempt,
             last_step=self._last_step,
         )
@@ -222,6 +223,7 @@ class _Attempt:
                 budget=Budget(
                     job.failure.task_errors, job.failure.no_progress, last_step=point.position.step
                 ),
+                forget_before=rendezvous.forget_before,
                 injector=self._make_injector(cluster),
             )
         )

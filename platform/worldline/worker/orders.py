@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -62,6 +63,12 @@ class Meeting:
     def prefix(self) -> str:
         """Where they meet in the store; nobody else ever does."""
         return f"generation-{self.generation}-{self.number}"
+
+    @staticmethod
+    def generation_of(key: str) -> int | None:
+        """Of a key in the store; None if it is not of a meeting."""
+        found = re.match(r"generation-(\d+)-", key.removeprefix("/"))
+        return int(found[1]) if found else None
 
 
 @dataclass(frozen=True)
