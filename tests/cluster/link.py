@@ -63,9 +63,10 @@ class Link:
 
 
 def _free_number() -> int:
-    """Other sessions on this machine have links, too."""
+    """Others on this machine have links, too, and may look for a number just now."""
     taken = _ip("-o -4 address")
-    return next(number for number in range(256) if f"10.213.{number}.1/" not in taken)
+    numbers = ((os.getpid() + offset) % 256 for offset in range(256))
+    return next(number for number in numbers if f"10.213.{number}.1/" not in taken)
 
 
 def link_or_skip(machine: str) -> Link:

@@ -18,7 +18,7 @@ from tests.cluster.link import link_or_skip
 
 pytestmark = pytest.mark.cluster
 
-ROOM = 1.5 * 2**30
+ROOM = 2.5 * 2**30
 
 
 def test_out_of_memory(on_nodes, nodes) -> None:

@@ -4,7 +4,8 @@ import pytest
 from tests.unit.fake_cluster import SilentConsole, record, status
 
 from worldline.control.journal import Journal, Progress
-from worldline.control.membership import Drain, Membership
+from worldline.control.member import Drain
+from worldline.control.membership import Membership
 from worldline.events import EventKind
 from worldline.tracking.log import EVENTS, EventLog, read_events
 from worldline.tracking.status import DRAINING, RunState, StatusWriter, read_status

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worldline.control.membership import Drain, Membership, MemberState, Suspicion
+from worldline.control.member import Drain, MemberState, Suspicion
+from worldline.control.membership import Membership
 from worldline.worker.orders import EndKind, GenerationEnd, Hello
 from worldline.world import Position
 

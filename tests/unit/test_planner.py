@@ -24,7 +24,8 @@ from worldline.control.decisions import (
     Save,
     Wait,
 )
-from worldline.control.membership import START, Drain, Gathering, Membership, MemberState, Suspicion
+from worldline.control.member import Drain, MemberState, Suspicion
+from worldline.control.membership import START, Gathering, Membership
 from worldline.control.selection import last_call
 from worldline.health.condition import Condition
 from worldline.worker.orders import EndKind, GenerationEnd, Hello, Met

@@ -9,7 +9,8 @@ from worldline.control.cluster import Cluster
 from worldline.control.comparison import Comparison
 from worldline.control.journal import Journal, Progress
 from worldline.control.line import Line
-from worldline.control.membership import Member, Membership, MemberState
+from worldline.control.member import Member, MemberState
+from worldline.control.membership import Membership
 from worldline.control.saves import Saves
 from worldline.control.signals import Fetched, StepsFetched
 from worldline.events import EvaluationRecord, EventKind, StepRecord

@@ -6,7 +6,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from worldline.control.membership import Member, Membership, MemberState
+from worldline.control.member import Member, MemberState
+from worldline.control.membership import Membership
 from worldline.events import Event, EventKind, StepRecord
 from worldline.tracking.console import Console
 from worldline.tracking.incidents import INCIDENT_KINDS

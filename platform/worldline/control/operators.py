@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from worldline.control.decisions import Limits
 from worldline.control.journal import Journal
-from worldline.control.membership import Member
+from worldline.control.member import Member
 from worldline.control.requests import Named, named, size_fault
 from worldline.control.sensors import Sensors
 from worldline.control.signals import DrainRequested, Resize

@@ -20,7 +20,8 @@ from worldline.control.decisions import (
     Wait,
 )
 from worldline.control.judgement import inquire
-from worldline.control.membership import Gathering, Member, Membership, MemberState
+from worldline.control.member import Member, MemberState
+from worldline.control.membership import Gathering, Membership
 from worldline.control.selection import change_at, choose, last_call, superfluous, wait_for_others
 from worldline.worker.orders import EndKind
 from worldline.world import Position

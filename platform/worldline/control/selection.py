@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from worldline.control.decisions import Limits
-from worldline.control.membership import Drain, Member, Membership, MemberState
+from worldline.control.member import Drain, Member, MemberState
+from worldline.control.membership import Membership
 
 
 def last_call(drain: Drain, limits: Limits) -> float:

@@ -11,7 +11,8 @@ from worldline.control.cluster import Cluster
 from worldline.control.cooling import Cooling
 from worldline.control.intake import Intake
 from worldline.control.journal import Journal
-from worldline.control.membership import Drain, Member, Membership, MemberState, Suspicion
+from worldline.control.member import Drain, Member, MemberState, Suspicion
+from worldline.control.membership import Membership
 from worldline.control.signals import (
     Arrived,
     Cut,

@@ -7,7 +7,7 @@ from worldline.control.cluster import Cluster
 from worldline.control.decisions import Limits
 from worldline.control.intake import Intake
 from worldline.control.journal import Journal
-from worldline.control.membership import MemberState
+from worldline.control.member import MemberState
 from worldline.control.sensors import Sensors
 from worldline.events import EventKind
 
