@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,9 +16,10 @@ from worldline.collective.sums import GradientSums
 from worldline.collective.tree import Node
 from worldline.data.ledger import rows_digest
 from worldline.data.loader import Loader, MicroBatch, ReadCancelled
-from worldline.task import Loss, Task
+from worldline.task import Task
 from worldline.worker.agree import Agreement
 from worldline.worker.buffers import BufferSums
+from worldline.worker.forward import Forward
 from worldline.worker.kept import Finished, Kept, Visit, walk
 from worldline.worker.member import EngineSettings, Membership
 from worldline.worker.metrics import MetricSums, combine_metrics
@@ -82,11 +82,9 @@ class Reduction:
         settings: EngineSettings,
         device: torch.device,
     ) -> None:
-        self._task = task
-        self._model = model
+        self._forward = Forward(task, model, device, settings.bf16)
         self._loader = loader
         self._settings = settings
-        self._device = device
         self.gradient_buckets = gradient_buckets(model)
         self.buffers = BufferSums(model, len(self.gradient_buckets))
         self._sums = GradientSums(self.gradient_buckets)
@@ -105,8 +103,8 @@ class Reduction:
 
     def rehearse(self, batch: MicroBatch) -> list[Slab]:
         """The way of a step with two shards, both made of `batch`, but for the exchange; returns the sums of
-        the
-        gradients."""
+        the gradients.
+        """
         sums: list[Slab] = []
         self.buffers.begin()
         self._sums.begin()
@@ -249,26 +247,6 @@ class Reduction:
         pushed = [(node, kept and kept[0]) for node, kept in behind] if self._settings.bitwise else []
         self._sums.arm(Node(0, shard), pushed, self._start_bucket)
 
-    def _forward(self, batch: MicroBatch) -> Loss:
-        columns = {name: _to(value, self._device) for name, value in batch.columns.items()}
-        with self._autocast():
-            result = self._task.loss(self._model, columns)
-        if isinstance(result, Loss):
-            return result
-        if not isinstance(result, torch.Tensor) or result.numel() != 1:
-            raise TypeError(
-                f"{type(self._task).__name__}.loss must return a scalar tensor or a worldline.Loss, "
-                f"not {type(result).__name__}{list(getattr(result, 'shape', []))}"
-            )
-        rows = len(batch.row_ids)
-        # A loss in bf16 could not hold the product.
-        return Loss(result.to(torch.promote_types(result.dtype, torch.float32)) * rows, rows)
-
-    def _autocast(self) -> AbstractContextManager[object]:
-        if not self._settings.bf16:
-            return nullcontext()
-        return torch.autocast(self._device.type, dtype=torch.bfloat16)
-
     # What an earlier try finished, and what this one leaves
 
     def _pass(self, visit: Visit) -> None:
@@ -335,7 +313,3 @@ class Reduction:
         mine = b"".join(metrics[shard] for shard in sorted(metrics))
         joined = b"".join(exchange_bytes(member.group, mine, lengths, "metrics"))
         return combine_metrics(joined, totals.metrics_lengths)
-
-
-def _to(value: object, device: torch.device) -> object:
-    return value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
