@@ -21,7 +21,7 @@ POLL_S = 0.05
 STORE_BYTES = 80 * 2**20
 QUICKER = {"RAY_health_check_period_ms": "1000"}
 """The head notices after 5 s, not 15, that a node's raylet is gone: the next test waits for it."""
-RAYS_OWN = ("_AutoscalingCoordinatorActor", "_StatsActor")
+RAYS_OWN = ("_AutoscalingCoordinatorActor", "_StatsActor", "_UsageCollectionActor")
 """Ray Data starts them, once a cluster, beside whoever uses it first; they take nothing and stay."""
 WRONG_INTERFACES = ("^lo", "nosuch0", "=eth7")
 

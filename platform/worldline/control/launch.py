@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from worldline.checkpoint.manifest import CheckpointError
 from worldline.control import assemble
 from worldline.control.budget import Budget
 from worldline.control.chaos import Script
@@ -33,7 +34,7 @@ from worldline.events import EventKind
 from worldline.job.faults import JobError
 from worldline.job.load import extend_path, job_digest, load_task
 from worldline.job.spec import Job
-from worldline.storage import Storage, open_storage
+from worldline.storage import Storage, StorageError, open_storage
 from worldline.tracking.console import Console
 from worldline.tracking.ending import GO_ON
 from worldline.tracking.log import EVALUATIONS, EVENTS, STEPS, EvaluationLog, EventLog, StepLog
@@ -121,33 +122,41 @@ class _Attempt:
         self._inbox = Inbox(storage, lease.attempt, self._signals.post)
         self._journal = Journal(status, self._events, writer, console)
         self._saves: Saves | None = None
+        self._tracker: MlflowDelivery | None = None
 
     def run(self) -> Result:
         """Drive the attempt; the result is on disk, in the tracker and on the console when this returns."""
         self._lease.start(self._lose_lease)
-        self._journal.event(EventKind.ATTEMPT_STARTED, f"attempt {self._lease.attempt}")
-        point = self._find_point()
-        self._continue_logs(point)
-        if point.position.step >= self._last_step:
-            return self._end(Conclusion(RunState.FINISHED, "all steps were completed before", FINISHED), None)
-        tracker = assemble.tracker(self._job, self._folder, self._lease.attempt, self._last_step)
+        with self._last_word():
+            self._journal.event(EventKind.ATTEMPT_STARTED, f"attempt {self._lease.attempt}")
+            point = self._find_point()
+            self._continue_logs(point)
+            if point.position.step >= self._last_step:
+                done = Conclusion(RunState.FINISHED, "all steps were completed before", FINISHED)
+                return self._end(done)
+            self._tracker = assemble.tracker(self._job, self._folder, self._lease.attempt, self._last_step)
         with contextlib.closing(self._inbox):
             self._inbox.start()
-            with stop_on_signals(self._stop):
-                conclusion = self._guarded(point, tracker)
+            with stop_on_signals(self._stop), self._last_word():
+                conclusion = self._drive(point)
             self._inbox.end()
-            return self._end(conclusion, tracker)
+            return self._end(conclusion)
 
-    def _guarded(self, point: RestorePoint, tracker: MlflowDelivery | None) -> Conclusion:
-        """Drive; if that raises, say so wherever somebody may look."""
+    @contextlib.contextmanager
+    def _last_word(self) -> Iterator[None]:
+        """If what is done here raises, say so wherever somebody may look."""
         try:
-            return self._drive(point)
+            yield
         except BaseException as error:
-            if tracker is not None:
-                tracker.kill()
+            if self._tracker is not None:
+                self._tracker.kill()
             state, what = RunState.FAILED, f"the driver itself failed: {type(error).__name__}: {error}"
-            if isinstance(error, KeyboardInterrupt):
-                state, what = RunState.STOPPED, "interrupted a second time, before all was saved"
+            if isinstance(error, JobError | CheckpointError | StorageError):
+                what = str(error)
+            elif isinstance(error, SystemExit):
+                state, what = RunState.STOPPED, "SIGTERM"
+            elif isinstance(error, KeyboardInterrupt):
+                state, what = RunState.STOPPED, "interrupted before all was saved"
             go_on = GO_ON if state is RunState.STOPPED else ""
             self._journal.close(state, what, f"{state.lower()}: {what}{go_on}")
             raise
@@ -272,7 +281,8 @@ class _Attempt:
             raise JobError([f"data: {point.key} belongs to another sample plan than the job's"])
         return point
 
-    def _end(self, conclusion: Conclusion, tracker: MlflowDelivery | None) -> Result:
+    def _end(self, conclusion: Conclusion) -> Result:
+        tracker = self._tracker
         if self._saves is not None:
             self._saves.close(COMMIT_S)
         if self._lease_lost:
