@@ -8,6 +8,8 @@ from worldline.control.budget import Budget, start_delay
 from worldline.worker.orders import EndKind, GenerationEnd
 from worldline.world import Position
 
+LOST = "rank 1 is gone"
+
 
 def end(kind, generation=1, reason="ValueError: bad row"):
     return GenerationEnd(kind, generation, Position(4), reason)
@@ -32,7 +34,7 @@ def test_task_errors_are_counted_over_the_attempt():
     budget = Budget(max_task_errors=2, max_no_progress=1)
     budget = budget.after_end(end(EndKind.TASK_ERROR, 1), 0)
     assert not budget.verdict
-    budget = budget.after_generation(50, broken=True).after_generation(90, broken=False)
+    budget = budget.after_generation(50, trouble=LOST).after_generation(90, trouble="")
     budget = budget.after_end(end(EndKind.TASK_ERROR, 3), 1)
     assert budget.verdict == "the task's code raised 2 times, last on rank 1: ValueError: bad row"
 
@@ -60,15 +62,17 @@ def test_the_first_verdict_stays():
     budget = Budget(1, 1).after_start_error("first")
     assert budget.after_start_error("second") is budget
     assert budget.after_end(end(EndKind.NONFINITE), 0) is budget
-    assert budget.after_generation(0, broken=True) is budget
+    assert budget.after_generation(0, trouble=LOST) is budget
 
 
 def test_generations_that_break_without_a_step():
     budget = Budget(3, max_no_progress=3, last_step=50)
     for _ in range(2):
-        budget = budget.after_generation(50, broken=True)
+        budget = budget.after_generation(50, trouble=LOST)
         assert not budget.verdict
-    assert "completed no step beyond 50" in budget.after_generation(50, broken=True).verdict
+    assert budget.after_generation(50, trouble=LOST).verdict == (
+        "3 generations in a row completed no step beyond 50; last: rank 1 is gone"
+    )
 
 
 @given(
@@ -79,7 +83,7 @@ def test_no_verdict_without_that_many_fruitless_generations_in_a_row(history, li
     budget = Budget(1, limit)
     best, fruitless = 0, 0
     for step, broken in history:
-        budget = budget.after_generation(step, broken)
+        budget = budget.after_generation(step, LOST if broken else "")
         fruitless = fruitless + 1 if broken and step <= best else 0
         best = max(best, step)
         if fruitless >= limit:

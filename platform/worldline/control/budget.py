@@ -69,17 +69,20 @@ class Budget:
         """A worker's process could not build the task; nothing that a new process would change."""
         return self if self.verdict else replace(self, verdict=f"a worker could not be prepared: {reason}")
 
-    def after_generation(self, step: int, broken: bool) -> Budget:
-        """A generation is over and `step` steps are completed; broken: it did not end in order."""
+    def after_generation(self, step: int, trouble: str) -> Budget:
+        """A generation is over and `step` steps are completed; trouble: why it did not end in order, empty
+        if it did.
+        """
         if self.verdict:
             return self
-        if step > self.last_step or not broken:
+        if step > self.last_step or not trouble:
             return replace(self, last_step=max(step, self.last_step), no_progress=0)
         used = replace(self, no_progress=self.no_progress + 1)
         if used.no_progress < self.max_no_progress:
             return used
         return replace(
-            used, verdict=f"{used.no_progress} generations in a row completed no step beyond {step}"
+            used,
+            verdict=f"{used.no_progress} generations in a row completed no step beyond {step}; last: {trouble}",
         )
 
 

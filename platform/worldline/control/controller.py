@@ -272,7 +272,7 @@ class Controller:
         if form.position is None and point.key is None and self._lose_used(form.ids):
             return
         if membership.generation:
-            sensors.budget = sensors.budget.after_generation(point.position.step, bool(membership.trouble))
+            sensors.budget = sensors.budget.after_generation(point.position.step, membership.trouble)
         if sensors.budget.verdict:
             return
         if point.key is not None:
