@@ -80,10 +80,8 @@ class Budget:
         used = replace(self, no_progress=self.no_progress + 1)
         if used.no_progress < self.max_no_progress:
             return used
-        return replace(
-            used,
-            verdict=f"{used.no_progress} generations in a row completed no step beyond {step}; last: {trouble}",
-        )
+        fruitless = f"{used.no_progress} generations in a row completed no step beyond {step}"
+        return replace(used, verdict=f"{fruitless}; last: {trouble}")
 
 
 def start_delay(failures: int) -> float:
