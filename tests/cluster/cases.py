@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -131,4 +131,3 @@ DIGITS = Case(
     ROOT / "jobs" / "digits.yaml",
     "paced:Digits",
 )
-SHIPPED: Sequence[Case] = (GPT, DIGITS)

@@ -37,7 +37,12 @@ def head(root: Path) -> Iterator[str]:
         patch.setenv("RAY_AUTH_MODE", "disabled")
         cluster = Cluster(
             initialize_head=True,
-            head_node_args={"num_cpus": 16, "include_dashboard": False, "object_store_memory": 200 * 2**20},
+            head_node_args={
+                "num_cpus": 16,
+                "include_dashboard": False,
+                "include_log_monitor": False,
+                "object_store_memory": 200 * 2**20,
+            },
         )
     yield cluster.address
     cluster.shutdown()

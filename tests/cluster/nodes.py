@@ -64,6 +64,7 @@ class Nodes:
                 head_node_args={
                     "num_cpus": 0,
                     "include_dashboard": False,
+                    "include_log_monitor": False,
                     "object_store_memory": STORE_BYTES,
                     **head,
                 },
