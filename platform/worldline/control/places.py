@@ -49,7 +49,7 @@ def orders(
         sources = (0,)
     else:
         sources = tuple(ranks)
-    receivers = tuple(rank for rank in ranks if rank not in sources)
+    receivers = tuple(sorted(set(ranks) - set(sources)))
     return {
         id: GenerationOrder(
             generation=generation,

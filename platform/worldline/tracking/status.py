@@ -137,7 +137,9 @@ class StatusWriter:
             status = self._newest
             if status is None or (status is self._written and not again):
                 return
-            fields = asdict(status) | {"updated": time.time(), "driver": self._driver}
+            # Not by asdict, which copies all there is, of thousands of workers, too.
+            workers = [vars(worker) for worker in status.workers]
+            fields = vars(status) | {"workers": workers, "updated": time.time(), "driver": self._driver}
             temporary = self._path.with_name(f".{STATUS}.{os.getpid()}")
             with contextlib.suppress(OSError):  # the disk is full: the run must not end for its status
                 temporary.write_text(jsonl.encode(fields) + "\n")
