@@ -2,8 +2,8 @@
 
 The real controller, membership and planner are driven over simulated workers, which cost nothing and answer
 at once. For each size: the controller's own time and the messages to and from workers, for forming the first
-generation, for a loss until the next generation is formed, for a join, for a drained worker's leave, and for
-a second in which nothing happens.
+generation, for a loss until the next generation is formed, for a join and for a drained worker's leave, both
+beyond what the same time costs when nothing happens, and for a second in which nothing happens.
 
     python tests/bench/scale.py [--workers 100 1000 10000]
 """
@@ -45,6 +45,14 @@ class Cost:
             self.orders - other.orders,
             self.signals - other.signals,
             self.simulated_s - other.simulated_s,
+        )
+
+    def times(self, share: float) -> Cost:
+        return Cost(
+            self.seconds * share,
+            round(self.orders * share),
+            round(self.signals * share),
+            self.simulated_s * share,
         )
 
 
@@ -140,14 +148,17 @@ def measure(workers: int) -> dict[str, Cost]:
         assert [e.world_after for e in formed[:2]] == [workers, workers - 1]
         marks = run.marks
         quiet = marks["still quiet"] - marks["quiet"]
-        share = 1.0 / max(quiet.simulated_s, STEP_S)
+        second = quiet.times(1.0 / max(quiet.simulated_s, STEP_S))
+
+        def beyond_quiet(cost: Cost) -> Cost:
+            return cost - second.times(cost.simulated_s)
+
         return {
             "the first generation": marks["formed"] - marks["begin"],
             "a loss": marks["after loss"] - marks["before loss"],
-            "join, drain and the rest": run.spent - marks["after loss"],
-            "a second without changes": Cost(
-                quiet.seconds * share, int(quiet.orders * share), int(quiet.signals * share), 1.0
-            ),
+            "a join": beyond_quiet(marks["before drain"] - marks["after loss"]),
+            "a drain and its join": beyond_quiet(run.spent - marks["before drain"]),
+            "a second without changes": second,
         }
 
 
