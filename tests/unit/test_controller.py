@@ -318,6 +318,26 @@ def test_all_are_drained_and_others_go_on_from_what_they_saved(attempt):
     assert run.restores[1] >= 5
 
 
+def test_who_is_left_saves_what_another_that_must_leave_died_writing(attempt):
+    run = attempt(min=2, max=2, last_step=60)
+    run.cluster.starts = {f"w{number}": "there is no room" for number in range(3, 7)}
+    write = run.cluster.write_checkpoint
+
+    def die_of_it(id, *numbers):
+        run.cluster.write_checkpoint = write
+        run.cluster.die(id)
+
+    def drain():
+        run.cluster.write_checkpoint = die_of_it
+        for rank in "01":
+            run.ask(lambda answer, rank=rank: DrainRequested(rank, 8.0, "somebody", answer))
+
+    run.cluster.script[5] = drain
+    finished(run)
+    assert len(run.restores) == 2
+    assert run.restores[1] >= 5
+
+
 def test_a_worker_that_keeps_the_connections_of_many_generations_is_replaced(attempt):
     run = attempt(max=2, last_step=200, generations_a_worker=4)
     for step in (10, 40, 70, 100):
@@ -458,6 +478,21 @@ def test_a_task_that_cannot_be_built_ends_the_run(attempt):
     assert conclusion.reason == "a worker could not be prepared: ImportError: no jobs"
 
 
+def test_a_node_on_which_the_task_cannot_be_built_is_not_the_tasks_fault(attempt):
+    run = attempt()
+    run.cluster.starts = {"w1": "OSError: nothing is mounted here"}
+    request = run.cluster.request
+
+    def place(avoid):
+        id = request(avoid)
+        run.cluster.signals.post(Arrived(id, 7, f"node {id}", "10.0.0.9"))
+        return id
+
+    run.cluster.request = place
+    finished(run)
+    assert run.reasons(EventKind.WORKER_START_FAILED) == ["OSError: nothing is mounted here"]
+
+
 # Stops
 
 
@@ -507,6 +542,22 @@ def test_a_stop_of_a_world_that_is_frozen_as_a_whole_ends(attempt):
     run.cluster.script[9] = freeze
     assert run.run().exit_code == 75
     assert run.now < 2 * 30 + 10
+
+
+def test_a_holder_that_freezes_while_the_last_state_is_saved_is_left_out(attempt):
+    run = attempt()
+    write = run.cluster.write_checkpoint
+
+    def freeze(id, *numbers):
+        run.cluster.workers[id].frozen = True
+        run.cluster.write_checkpoint = write
+
+    run.cluster.write_checkpoint = freeze
+    run.cluster.script[9] = lambda: stop(run)
+    conclusion = run.run()
+    assert (conclusion.exit_code, conclusion.reason) == (75, "SIGTERM")
+    assert run.saved >= 9
+    assert run.now < 30
 
 
 def test_a_stop_on_a_step_whose_save_a_death_tore(attempt):

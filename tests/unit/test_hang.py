@@ -307,6 +307,13 @@ def test_a_rank_that_is_alone_is_named_and_ranks_that_all_compute_are_tied():
         diagnose({}, GENERATION)
 
 
+def test_who_is_through_is_not_blamed_for_who_is_stuck():
+    through, stuck = Condition(GENERATION, 17, "idle", 9.0), Condition(GENERATION, 17, "compute", 30.0)
+    verdict = diagnose({0: through, 1: through, 2: stuck}, GENERATION)
+    assert (verdict.culprits, verdict.tied) == ((2,), False)
+    assert diagnose({0: through, 1: through}, GENERATION).culprits == ()
+
+
 def test_who_is_not_in_the_generation_keeps_those_who_connect():
     connects = Condition(GENERATION, 17, "form", 30.0)
     elsewhere = Condition(GENERATION - 1, 17, "compute", 30.0)

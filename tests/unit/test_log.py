@@ -4,6 +4,8 @@ import errno
 import json
 import math
 import os
+import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -130,6 +132,29 @@ def test_what_a_full_disk_does_not_take_goes_first_once_there_is_room(tmp_path, 
     log.append([record(4)])
     assert steps_in(path) == [1, 2, 3, 4]
     log.sync()
+
+
+def test_a_line_that_one_thread_writes_while_another_syncs_is_there_once(tmp_path, monkeypatch):
+    lines, write = jsonl.JsonLines(tmp_path / "lines"), os.write
+    stop = threading.Event()
+
+    def sync():
+        while not stop.is_set():
+            lines.sync()
+
+    def slowly(fd, data):
+        time.sleep(0.0005)
+        return write(fd, data[:5])
+
+    monkeypatch.setattr(os, "write", slowly)
+    syncing = threading.Thread(target=sync)
+    syncing.start()
+    for number in range(60):
+        lines.write([f'{{"number": {number}}}'])
+    stop.set()
+    syncing.join()
+    lines.close()
+    assert [fields["number"] for fields in jsonl.read(tmp_path / "lines")] == list(range(60))
 
 
 def test_readers_leave_out_a_torn_last_line_and_refuse_a_damaged_one_before_it(tmp_path):

@@ -139,8 +139,22 @@ def test_an_earlier_deadline_stays():
 def test_a_suspicion_stays_until_it_is_cleared():
     first, second = Suspicion(5.0, "first"), Suspicion(9.0, "second")
     membership = training("a").suspected("a", first)
-    assert membership.suspected("a", second) is membership
+    assert membership.suspected("a", second) == membership
     assert membership.cleared("a").members["a"].suspicion is None
+
+
+def test_a_call_that_failed_is_not_mended_by_a_sign_of_life():
+    silent, failed = Suspicion(9.0, "silent", silent=True), Suspicion(7.0, "failed", final=True)
+    for first, second in ((silent, failed), (failed, silent)):
+        both = training("a").suspected("a", first).suspected("a", second)
+        assert both.members["a"].suspicion == Suspicion(7.0, first.reason, silent=True, final=True)
+        assert both.cleared("a").members["a"].suspicion == Suspicion(7.0, first.reason, final=True)
+
+
+def test_who_is_heard_again_is_asked_with_the_others():
+    asked = training("a", "b").suspected("a", Suspicion(9.0, "silent", silent=True)).inquired(["b"], 5.0)
+    assert asked.cleared("a").inquiry is None
+    assert asked.cleared("b").inquiry is not None
 
 
 @given(st.permutations(["a", "b", "c", "d"]), st.integers(1, 4))

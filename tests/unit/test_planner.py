@@ -93,7 +93,9 @@ class History(RuleBasedStateMachine):
     @rule(data=st.data())
     def one_gets_a_place(self, data):
         waiting = [m.id for m in self.membership.in_state(MemberState.REQUESTED)]
-        self.membership = self.membership.arrived(data.draw(st.sampled_from(waiting)), 1, "node", self.now)
+        self.membership = self.membership.arrived(
+            data.draw(st.sampled_from(waiting)), 1, "node", "10.0.0.1", self.now
+        )
         self.drive()
 
     @precondition(lambda self: self.membership.members)
@@ -782,7 +784,7 @@ def test_where_nobody_is_to_blame_all_connect_anew():
 
 
 def test_a_process_that_never_becomes_ready_does_not_hold_its_place_for_ever():
-    membership = training("a", "b").requested("c", 0.0).arrived("c", 7, "node", 2.0)
+    membership = training("a", "b").requested("c", 0.0).arrived("c", 7, "node", "10.0.0.1", 2.0)
     assert decide(membership, now=61.0) == Proceed(62.0)
     late = Expel(("c",), "was not ready 60 s after its process began")
     assert decide(membership, now=62.0) == late

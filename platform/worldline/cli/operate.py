@@ -93,6 +93,8 @@ def stop(run: str, timeout_s: float, as_json: bool, storage: str | None) -> int:
     if answered.outcome is Outcome.REFUSED:
         return _tell(live, answered, as_json)
     last = live.wait_for_end()
+    if not last.state.over:
+        raise TryAgain(f"{run} was stopped, and goes on in attempt {last.attempt}: somebody began it again")
     ended = Answered(Outcome.DONE, live.how_it_ended(last))
     _tell(live, ended, as_json, state=last.state.value, step=last.step)
     return 1 if last.state is RunState.FAILED else 0

@@ -106,7 +106,7 @@ def meet(
 def _reason(door: Door, store: Any, prefix: str) -> str:
     try:
         complaint = door.complaint(PrefixStore(prefix, store.clone()))
-    except RuntimeError as error:  # the store is gone as well
+    except (RuntimeError, OSError) as error:  # the store is gone as well, or there are no sockets left
         complaint = first_line(error)
     return f"; {complaint}" if complaint else ""
 

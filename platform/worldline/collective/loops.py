@@ -39,6 +39,7 @@ _libc = ctypes.CDLL(None)
 _one_at_a_time = threading.Lock()
 _left: list[int] = []
 """Loops of groups that were left, until they are seen to be quiet."""
+_leaving = threading.Lock()
 
 Made = TypeVar("Made")
 
@@ -61,12 +62,14 @@ def leave(loops: Iterable[int]) -> None:
     What gloo itself still does with a connection, such as closing it, stays possible. Its own thread may just
     have been about to watch one again; so `settle()` once more, a little later.
     """
-    _left.extend(loops)
+    with _leaving:
+        _left.extend(loops)
     settle()
 
 
 def settle() -> None:
-    _left[:] = [loop for loop in _left if not _quieten(loop)]
+    with _leaving:
+        _left[:] = [loop for loop in _left if not _quieten(loop)]
 
 
 def _quieten(loop: int) -> bool:

@@ -33,6 +33,7 @@ from worldline.control.intake import Intake
 from worldline.control.journal import Journal
 from worldline.control.line import Line
 from worldline.control.operators import Operators
+from worldline.control.rescue import Rescue
 from worldline.control.restore import RestorePoint
 from worldline.control.saves import Saves
 from worldline.control.sensors import PULSE_S, Sensors
@@ -105,12 +106,12 @@ class Controller:
         )
         self._staffing = Staffing(self._sensors, parts.cluster, parts.intake, parts.journal)
         self._hangs = Hangs(self._sensors, parts.cluster, parts.intake, parts.line, parts.journal)
+        self._rescue = Rescue(self._sensors, parts.cluster, parts.intake, parts.saves, parts.journal)
         self._operators = Operators(self._sensors, parts.journal)
         self._injector = parts.injector
         self._dead_end: Conclusion | None = None
         self._pause_since: float | None = None
         self._announced = 0
-        self._saving = 0
 
     def run(self) -> Conclusion:
         """Drive the run until it ends. All workers are gone when this returns or raises."""
@@ -123,7 +124,7 @@ class Controller:
     def _loop(self) -> Conclusion:
         sensors = self._sensors
         while True:
-            now = self._clock()
+            now = sensors.heard_until
             conclusion = self._verdict()
             if conclusion is not None:
                 return conclusion
@@ -188,7 +189,7 @@ class Controller:
                 for id in ids:
                     sensors.lose(id, reason)
             case Inquire():
-                self._hangs.inquire(decision, now)
+                self._hangs.inquire(decision)
             case Condemn():
                 self._hangs.condemn(decision, now)
                 self._pause(now, RunState.RECOVERING, decision.diagnosis)
@@ -196,7 +197,7 @@ class Controller:
                 self._release(ids)
             case Save():
                 self._staffing.top_up(self._limits, now)
-                return self._save(decision, now)
+                return self._rescue.save(decision, now)
             case Meet(gathering):
                 step = self._line.last_step + 1
                 invitations = places.invitations(gathering, sensors.membership, self._limits, step)
@@ -222,18 +223,6 @@ class Controller:
             reason = drain.reason if drain is not None else "more workers than are wanted"
             self._journal.event(EventKind.WORKER_RELEASED, reason, workers=[id])
         self._sensors.let_go(ids)
-
-    def _save(self, save: Save, now: float) -> float:
-        """Have the state written that leaves with the last who hold it; once for each number."""
-        sensors = self._sensors
-        self._journal.state(RunState.DRAINING, f"saving the state of step {save.position.step}")
-        if sensors.membership.generation != self._saving and not self._saves.pending(save.position.step):
-            sensors.membership = sensors.membership.renumbered()
-            self._saving = sensors.membership.generation
-            self._intake.expect(save.position.step)
-            for part, id in enumerate(save.ids):
-                self._cluster.write_checkpoint(id, self._saving, part, len(save.ids))
-        return min(save.until, now + PULSE_S)
 
     def _wait(self, wait: Wait, now: float) -> float | None:
         reason = wait.reason
@@ -262,7 +251,7 @@ class Controller:
         ends = {m.end.kind for m in membership.current if m.end is not None}
         if membership.trouble and not membership.lost and EndKind.TASK_ERROR not in ends:
             self._journal.event(EventKind.COLLECTIVE_FAILED, membership.trouble)
-        if membership.lost:
+        if membership.trouble:
             self._saves.forget(membership.generation)
         point = self._find_point() if form.position is None else RestorePoint(form.position)
         if point is None:
@@ -283,12 +272,13 @@ class Controller:
             self._limits,
             position=point.position,
             restore=point.key,
-            # Its members may have died while they wrote the one that was due.
-            checkpoint=membership.lost > 0 and self._saves.overdue(point.position.step),
+            # It may have broken while its members wrote the one that was due.
+            checkpoint=bool(membership.trouble) and self._saves.overdue(point.position.step),
             met=membership.met_as(form.ids),
             stalled=point.position == membership.position,
         )
         self._pause_since = now if self._pause_since is None else self._pause_since
+        now = self._clock()  # finding the point may have taken long
         shards = {id: order.ranges[order.rank] for id, order in orders.items()}
         sensors.membership = membership.formed(form.ids, point.position, now, shards)
         self._journal.generation(sensors.membership.generation)

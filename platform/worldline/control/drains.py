@@ -14,12 +14,13 @@ from typing import Any
 
 import ray
 
-from worldline.control.signals import NodeDraining
+from worldline.control.signals import Deaf, NodeDraining
 
 POLL_S = 0.5
 LONGEST_S = 120.0
 SHORTEST_S = 5.0
 REQUEST_S = 10.0
+DEAF_S = 10.0
 PREEMPTION = 2
 """`DRAIN_NODE_REASON_PREEMPTION` of Ray's protocol: the node may not refuse."""
 
@@ -31,13 +32,14 @@ class ApiMoved(RuntimeError):
 class Drains:
     """Posts every new drain once, from a thread of its own, between `with` and its end.
 
-    A drain with another deadline is a new one. What Ray cannot answer for a while is asked again. Raises
+    A drain with another deadline is a new one. What Ray cannot answer is asked again; that it does not for
+    DEAF_S is posted, too. Raises
     ApiMoved if this version of Ray knows no drains under the names used here.
     """
 
     def __init__(
         self,
-        post: Callable[[NodeDraining], None],
+        post: Callable[[NodeDraining | Deaf], None],
         ask: Callable[[], Mapping[str, int]] | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -68,11 +70,17 @@ class Drains:
         self._seen = now
 
     def _watch(self) -> None:
+        failed_since: float | None = None
         while not self._closed.wait(POLL_S):
             try:
                 self.look()
-            except Exception:
-                continue
+                failed_since = None
+            except Exception as error:
+                now = self._wall_clock()
+                failed_since = now if failed_since is None else failed_since
+                if now - failed_since >= DEAF_S:
+                    failed_since = float("inf")  # said once, until it was well again
+                    self._post(Deaf(f"Ray does not say which nodes it drains: {_first_line(error)}"))
 
 
 def time_left(deadline_ms: int, now_s: float) -> float:
@@ -115,6 +123,10 @@ def _asker() -> Callable[[], Mapping[str, int]]:
     if ask is None:
         raise ApiMoved(_moved("state.get_draining_nodes"))
     return ask
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _moved(name: str) -> str:

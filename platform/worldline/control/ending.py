@@ -98,7 +98,6 @@ class Ending:
 
         own_save: whether they are about to without being told.
         """
-        deadline = self._clock() + SAVE_S
         generation = self._sensors.membership.generation
         if self._sensors.membership.lost:
             self._saves.forget(generation)
@@ -115,7 +114,7 @@ class Ending:
                 for part, id in enumerate(holders):
                     self._cluster.write_checkpoint(id, generation, part, len(holders))
             own_save = False
-            if not self._wait_for_save(truth, holders, deadline):
+            if not self._wait_for_save(truth, holders, self._clock() + SAVE_S):
                 self._saves.forget(generation)
         return self._save_ended(truth)
 
@@ -131,6 +130,9 @@ class Ending:
             now = self._clock()
             if now >= deadline:
                 return
+            for member in self._sensors.membership.current:
+                if member.suspicion is not None and now >= member.suspicion.deadline:
+                    self._sensors.lose(member.id, member.suspicion.reason)
             self._sensors.listen(min(now + PULSE_S, deadline))
 
     def _wrote_at_the_end(self, truth: Position) -> bool:

@@ -32,18 +32,18 @@ class Hangs:
         step that is only slow is completed in the end, as each hang declared at it doubles the time.
         """
         membership, progress = self._sensors.membership, self._intake.progress
+        declared = self._declared[membership.furthest.step]
         evaluates = any(m.id in progress and progress[m.id].phase == "evaluate" for m in membership.current)
         if self._intake.formed < membership.generation or evaluates:
-            return limits.timeout_s
-        declared = self._declared[membership.furthest.step]
+            return limits.timeout_s * float(2 ** min(declared, 64))
         return deadline(self._line.recent_s, limits.timeout_s, declared, least_s=limits.hang_s)
 
-    def inquire(self, inquire: Inquire, now: float) -> None:
+    def inquire(self, inquire: Inquire) -> None:
         """The answers come as signals."""
         membership = self._sensors.membership
         for id in inquire.ids:
             self._cluster.inquire(id, membership.generation)
-        self._sensors.membership = membership.inquired(inquire.ids, now)
+        self._sensors.membership = membership.inquired(inquire.ids, self._sensors.clock())
 
     def condemn(self, condemn: Condemn, now: float) -> None:
         """Who is to blame goes; if nobody is, all must form the next generation anew."""

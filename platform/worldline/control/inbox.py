@@ -50,7 +50,7 @@ class Inbox:
     becomes one signal; who takes that in calls its `answer` once, from any thread, which costs nothing, and
     this thread writes it down. What cannot be understood, or was asked of an earlier attempt, is refused
     here. What is addressed to a later attempt is left alone: then this driver has lost the run. A storage
-    that fails is asked again at the next look; a request is never handed on twice.
+    that fails refuses the request, to be made again; a request is never handed on twice.
 
     A test may call `look` instead of `start`.
     """

@@ -6,6 +6,9 @@ from worldline.control.decisions import Condemn, Decision, Inquire, Limits, Proc
 from worldline.control.membership import Membership
 from worldline.health.hang import accounts, diagnose
 
+ASKED_AT_ONCE = 500
+"""More members than that have longer to answer."""
+
 
 def inquire(membership: Membership, limits: Limits, patience_s: float, now: float) -> Decision | None:
     """What to do about members that are silent, or a generation that stands still; None if nothing is amiss.
@@ -19,8 +22,9 @@ def inquire(membership: Membership, limits: Limits, patience_s: float, now: floa
         if not silent and now < membership.moved + patience_s:
             return None
         return Inquire(tuple(m.id for m in membership.current if m not in silent))
-    if not inquiry.complete and now < inquiry.since + limits.inquire_s:
-        return Proceed(inquiry.since + limits.inquire_s)
+    until = inquiry.since + limits.inquire_s * max(1.0, len(inquiry.ids) / ASKED_AT_ONCE)
+    if not inquiry.complete and now < until:
+        return Proceed(until)
     return _condemn(membership)
 
 

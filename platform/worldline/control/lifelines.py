@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hmac
 import json
 import secrets
@@ -62,6 +64,7 @@ class Lifelines:
         self._listener = socket.create_server(("0.0.0.0", 0), backlog=1024)
         self._listener.setblocking(False)
         self._wake, self._woken = socket.socketpair()
+        self._wake.setblocking(False)
         self._woken.setblocking(False)
         self._to_cut: set[str] = set()
         self._lock = threading.Lock()
@@ -82,17 +85,21 @@ class Lifelines:
         with self._lock:
             self._to_cut.add(id)
         if not self._closing:
-            self._wake.send(b".")
+            self._rouse()
 
     def close(self) -> None:
         if self._closing:
             return
         self._closing = True
-        self._wake.send(b".")
+        self._rouse()
         self._thread.join(timeout=5)
         # Not by the thread: it may see that this is the end before it is woken.
         self._wake.close()
         self._woken.close()
+
+    def _rouse(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # it has been roused often enough
+            self._wake.send(b".")
 
     def _run(self) -> None:
         """Without this thread nobody would be known as gone or frozen, so its failure is the run's end."""
@@ -128,7 +135,9 @@ class Lifelines:
     def _accept(self, now: float) -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError:  # it is gone again
+        except OSError as error:  # it is gone again, mostly
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                time.sleep(TICK_S)  # it waits, and would be told of at once again
             return
         connection.setblocking(False)
         self._lines[connection] = _Line(connection, now)
@@ -165,7 +174,7 @@ class Lifelines:
         try:
             greeting = Greeting(**json.loads(text))
             known = hmac.compare_digest(greeting.token, self._token)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RecursionError):
             known = False
         with self._lock:
             late = known and greeting.id in self._to_cut

@@ -42,11 +42,22 @@ class Drain:
 @dataclass(frozen=True)
 class Suspicion:
     """What speaks against a worker; it is given up at `deadline` unless it is heard again. silent: whether it
-    gives no sign of life, so that the others cannot go on."""
+    gives no sign of life, so that the others cannot go on. final: whether a call to it failed, the answer to
+    which nobody will ever hear, however well it is.
+    """
 
     deadline: float
     reason: str
     silent: bool = False
+    final: bool = False
+
+    def and_also(self, other: Suspicion) -> Suspicion:
+        return Suspicion(
+            min(self.deadline, other.deadline),
+            self.reason,
+            self.silent or other.silent,
+            self.final or other.final,
+        )
 
 
 @dataclass(frozen=True)
@@ -63,6 +74,7 @@ class Member:
     since: float
     node: str = ""
     pid: int = 0
+    ip: str = ""
     hello: Hello | None = None
     generations: int = 0
     drain: Drain | None = None

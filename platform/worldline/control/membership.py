@@ -97,12 +97,13 @@ class Membership:
             raise ValueError(f"worker {id} was requested before")
         return self._with(Member(id, MemberState.REQUESTED, now))
 
-    def arrived(self, id: str, pid: int, node: str, now: float) -> Membership:
+    def arrived(self, id: str, pid: int, node: str, ip: str, now: float) -> Membership:
         """Ray gave it a place, and its process runs."""
         member = self.members.get(id)
         if member is None or member.state is not MemberState.REQUESTED:
             return self
-        return self._with(replace(member, state=MemberState.STARTING, since=now, pid=pid, node=node))
+        state = MemberState.STARTING
+        return self._with(replace(member, state=state, since=now, pid=pid, node=node, ip=ip))
 
     def ready(self, id: str, hello: Hello, now: float) -> Membership:
         member = self.members.get(id)
@@ -110,7 +111,7 @@ class Membership:
             return self
         state = MemberState.STANDBY
         return self._with(
-            replace(member, state=state, since=now, pid=hello.pid, node=hello.node, hello=hello)
+            replace(member, state=state, since=now, pid=hello.pid, node=hello.node, ip=hello.ip, hello=hello)
         )
 
     def draining(self, ids: Sequence[str], drain: Drain) -> Membership:
@@ -124,14 +125,18 @@ class Membership:
 
     def suspected(self, id: str, suspicion: Suspicion) -> Membership:
         member = self.members.get(id)
-        if member is None or member.suspicion is not None:
+        if member is None:
             return self
-        return self._with(replace(member, suspicion=suspicion))
+        whole = suspicion if member.suspicion is None else member.suspicion.and_also(suspicion)
+        return self._with(replace(member, suspicion=whole))
 
     def cleared(self, id: str) -> Membership:
-        """It was heard again."""
+        """It was heard again: what the others were asked because of its silence is to be asked of it, too."""
         member = self.members.get(id)
-        return self if member is None else self._with(replace(member, suspicion=None))
+        if member is None or member.suspicion is None:
+            return self
+        left = replace(member.suspicion, silent=False) if member.suspicion.final else None
+        return replace(self._with(replace(member, suspicion=left)), inquiry=None)
 
     def released(self, ids: Sequence[str]) -> Membership:
         """They leave in order; none of them trains."""

@@ -51,13 +51,15 @@ class Operators:
         except ValueError as error:
             request.answer(False, str(error))
             return
-        nodes = {worker.node for worker in there if worker.id in ids}
-        if request.target not in {*ids, *(str(members[id].rank) for id in ids)}:
-            for node in nodes:
+        reason = f"asked by {request.by}"
+        if request.target in {*ids, *(str(members[id].rank) for id in ids)}:
+            self._sensors.drain(ids, request.lead_s, reason)
+        else:
+            for node in {worker.node for worker in there if worker.id in ids}:
                 self._sensors.cooling = self._sensors.cooling.close(node)
-        self._sensors.drain(ids, request.lead_s, f"asked by {request.by}")
+                self._sensors.drain_node(node, request.lead_s, reason)
         request.answer(True, f"{', '.join(ids)} will leave within {request.lead_s:g} s")
 
 
 def _named(member: Member) -> Named:
-    return Named(member.id, member.rank, member.node, member.hello.ip if member.hello is not None else "")
+    return Named(member.id, member.rank, member.node, member.ip)

@@ -16,6 +16,7 @@ from worldline.control.membership import Membership
 from worldline.control.signals import (
     Arrived,
     Cut,
+    Deaf,
     Described,
     DrainRequested,
     Ended,
@@ -85,7 +86,9 @@ class Sensors:
         self._intake = intake
         self._journal = journal
         self._refuse = refuse
-        self._clock = clock
+        self.clock = clock
+        self.heard_until = clock()
+        """Everything that came before this time is taken in: what did not come by then did not come."""
         self._start_failures = 0
         self._anybody_was_ready = False
         self._refresh_at = 0.0
@@ -95,13 +98,14 @@ class Sensors:
 
     def listen(self, until: float) -> None:
         """Take in all signals that are there, after waiting for one until then or the next pulse."""
-        now = self._clock()
+        now = self.clock()
         self._intake.poll(self.membership, now)
         signal = self._signals.next(min(until - now, PULSE_S))
         came = []
         while signal is not None:
             came.append(signal)
             signal = self._signals.next(0)
+        self.heard_until = self.clock()
         for _, group in groupby(came, type):
             alike = list(group)
             ends = {s.id: s.end for s in alike if isinstance(s, Ended)}
@@ -109,7 +113,7 @@ class Sensors:
                 self._generation_ended(ends)
             for signal in alike:
                 if not self.lease_lost:
-                    self._sense(signal, self._clock())
+                    self._sense(signal, self.clock())
         if now >= self._refresh_at:
             self._refresh_at = now + REFRESH_S * max(1, len(self.membership.members) // 500)
             self._journal.refresh(self.membership, self._intake.progress)
@@ -135,7 +139,7 @@ class Sensors:
     def _sense(self, signal: Signal, now: float) -> None:
         match signal:
             case Arrived():
-                self.membership = self.membership.arrived(signal.id, signal.pid, signal.node, now)
+                self.membership = self.membership.arrived(signal.id, signal.pid, signal.node, signal.ip, now)
                 self._drain_if_late(signal, now)
             case Cut():
                 self.lose(signal.id, "is gone", dead=True)
@@ -151,9 +155,9 @@ class Sensors:
                 self.lose(signal.id, signal.reason)
                 self._explain(signal)
             case NodeDraining():
-                self._drains[signal.node] = Drain(now, now + signal.lead_s, signal.reason)
-                there = [m.id for m in self.membership.members.values() if m.node == signal.node]
-                self.drain(there, signal.lead_s, signal.reason)
+                self.drain_node(signal.node, signal.lead_s, signal.reason)
+            case Deaf():
+                self._journal.event(EventKind.DEGRADED, signal.reason)
             case Fetched():
                 if signal.reports is not None:
                     self._see_position(signal.id, signal.reports.position, now)
@@ -187,9 +191,15 @@ class Sensors:
             self._intake.forget(id)
         self.membership = self.membership.released(ids)
 
+    def drain_node(self, node: str, lead_s: float, reason: str) -> None:
+        """All who are there, or come there meanwhile, shall leave within `lead_s` seconds."""
+        now = self.clock()
+        self._drains[node] = Drain(now, now + lead_s, reason)
+        self.drain([m.id for m in self.membership.members.values() if m.node == node], lead_s, reason)
+
     def drain(self, ids: Sequence[str], lead_s: float, reason: str) -> None:
         """These shall leave within `lead_s` seconds."""
-        now = self._clock()
+        now = self.clock()
         members = self.membership.members
         ids = [id for id in ids if id in members]
         if not ids:
@@ -216,16 +226,21 @@ class Sensors:
 
     def _suspect(self, signal: Silent | Unavailable, now: float) -> None:
         member = self.membership.members.get(signal.id)
-        if member is None or member.state is MemberState.STARTING:
-            return  # who imports and builds may be deaf for long
+        if member is None:
+            return
         if isinstance(signal, Silent):
+            if member.state is MemberState.STARTING:
+                return  # who imports and builds may be deaf for long
             reason = f"gave no sign of life for {signal.seconds:.1f} s: frozen, or cut off"
             suspicion = Suspicion(now + TELL_S, reason, silent=True)
         else:
-            suspicion = Suspicion(now + DOUBT_S, f"could not be reached for {DOUBT_S:g} s: {signal.reason}")
+            reason = f"could not be reached for {DOUBT_S:g} s: {signal.reason}"
+            suspicion = Suspicion(now + DOUBT_S, reason, final=True)
         self.membership = self.membership.suspected(signal.id, suspicion)
 
     def _welcome(self, signal: Ready, now: float) -> None:
+        if signal.id not in self.membership.members:
+            return  # it was let go meanwhile
         refusal = self._refuse(signal.hello)
         if refusal:
             self._cannot_start(signal.id, refusal)
@@ -236,10 +251,12 @@ class Sensors:
         self._journal.event(EventKind.WORKER_READY, workers=[signal.id])
 
     def _cannot_start(self, id: str, reason: str) -> None:
-        """Its preparation raised, or it was refused. The job is to blame, unless others became ready."""
-        if not self._anybody_was_ready:
-            self.budget = self.budget.after_start_error(reason)
+        """Its preparation raised, or it was refused. The job is to blame, unless others become ready."""
+        if id not in self.membership.members:
+            return
         self._start_failed(id, reason)
+        if not self._anybody_was_ready and not self.membership.in_state(MemberState.STARTING):
+            self.budget = self.budget.after_start_error(reason)
 
     def _explain(self, lost: Lost) -> None:
         """Why somebody is gone who is out already, where that says more than that it is."""
@@ -249,7 +266,7 @@ class Sensors:
         who = f"rank {rank}" if rank >= 0 else f"worker {lost.id}"
         text = f"{who} ran out of memory at step {step}: {lost.cause.text}"
         self._journal.event(EventKind.OUT_OF_MEMORY, text, workers=[lost.id])
-        if rank >= 0:
+        if rank >= 0 and self.membership.furthest.step < step:  # else others came through
             self.budget = self.budget.after_out_of_memory(rank, step, text)
 
     def _start_failed(self, id: str, reason: str, dead: bool = False) -> None:
@@ -259,10 +276,10 @@ class Sensors:
         self._journal.event(EventKind.WORKER_START_FAILED, reason, workers=[id])
         self._start_failures += 1
         self.last_failure = reason
-        self.request_from = self._clock() + start_delay(self._start_failures)
+        self.request_from = self.clock() + start_delay(self._start_failures)
 
     def _drop(self, id: str, reason: str, dead: bool) -> None:
-        self._blame_node(self.membership.members[id], self._clock())
+        self._blame_node(self.membership.members[id], self.clock())
         if dead:
             self._cluster.bury(id)
         else:

@@ -87,6 +87,13 @@ class NodeDraining:
 
 
 @dataclass(frozen=True)
+class Deaf:
+    """Something outside cannot be asked any more, and what it would tell will not be heard."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class Ended:
     """A generation ended for a worker."""
 
@@ -179,6 +186,7 @@ Signal = (
     | StartFailed
     | Lost
     | NodeDraining
+    | Deaf
     | Ended
     | Fetched
     | Described

@@ -253,8 +253,8 @@ def _lost(case: _Case) -> Verdict | None:
 def _busy(case: _Case) -> Verdict:
     """Nobody waits in an operation."""
     doing = {r: case.doing(r) for r in case.answered}
-    idle = {r for r, c in case.present.items() if c.phase in ("data", "form")}
-    named = {r: what for r, what in doing.items() if r not in idle}
+    blameless = case.through | {r for r, c in case.present.items() if c.phase in ("data", "form")}
+    named = {r: what for r, what in doing.items() if r not in blameless}
     if not named:
         return case.verdict({}, also=doing, end="no rank is to blame for that")
     return case.verdict(named, tied=len(named) == len(doing) > 1, end="no rank waits in an operation")

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,7 @@ class JsonLines:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._kept = b""
+        self._lock = threading.RLock()  # one thread writes, another syncs
         path.parent.mkdir(parents=True, exist_ok=True)
         self._open()
 
@@ -91,8 +93,8 @@ class JsonLines:
         self.first = read_first(self.path)
 
     def write(self, lines: Sequence[str]) -> None:
-        self._kept += b"".join(line.encode() + b"\n" for line in lines)
-        with contextlib.suppress(OSError):
+        with self._lock, contextlib.suppress(OSError):
+            self._kept += b"".join(line.encode() + b"\n" for line in lines)
             self._hand_over()
 
     def _hand_over(self) -> None:
@@ -103,10 +105,19 @@ class JsonLines:
             raise OSError(error.errno, f"cannot write {self.path}: {error.strerror}") from error
 
     def sync(self) -> None:
-        self._hand_over()
-        os.fsync(self._fd)
+        with self._lock:
+            self._hand_over()
+            fd = os.dup(self._fd)
+        try:
+            os.fsync(fd)  # may take long, and nobody's line waits for it
+        finally:
+            os.close(fd)
 
     def rewrite(self, keep: Callable[[Fields], bool]) -> None:
+        with self._lock:
+            self._rewrite(keep)
+
+    def _rewrite(self, keep: Callable[[Fields], bool]) -> None:
         self._hand_over()
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         with open(self.path, "rb") as old, open(temporary, "wb") as new:
@@ -119,10 +130,11 @@ class JsonLines:
         self._open()
 
     def close(self) -> None:
-        if self._fd >= 0:
-            self.write([])
-            os.close(self._fd)
-            self._fd = -1
+        with self._lock:
+            if self._fd >= 0:
+                self.write([])
+                os.close(self._fd)
+                self._fd = -1
 
 
 class Follower:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from worldline.collective.group import Abandoned, CollectiveFailed, Group
+from worldline.collective.group import CollectiveFailed, Group
 from worldline.worker.orders import Meeting, Met
 
 FormGroup = Callable[[Meeting, Callable[[], bool]], Group | None]
@@ -55,7 +55,7 @@ class Meetings:
     def _meet(self, meeting: Meeting) -> None:
         try:
             group = self._form(meeting, lambda: self._over(meeting.generation))
-        except (CollectiveFailed, Abandoned) as error:
+        except Exception as error:  # whatever it was: the others must not wait
             self._tell(Met(meeting.generation, meeting.number, str(error)))
             return
         assert group is not None, "nobody meets alone"

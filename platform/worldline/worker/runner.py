@@ -154,7 +154,7 @@ class Runner:
         except TornState as error:
             self._position = None
             return self._end(EndKind.TASK_ERROR, order, error)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # Ray would take sys.exit() for the loss of a node
             return self._end(EndKind.TASK_ERROR, order, error)
         finally:
             self._engine.phase = "idle"
