@@ -114,7 +114,13 @@ def test_the_environment_of_a_job_on_a_node_that_comes_late(submit, jobs, undist
     shutil.rmtree(place, ignore_errors=True)
     place.touch()
     note = Path(broken.session) / "logs" / "raylet.err"
-    run.until(lambda: "working_dir_files" in note.read_text(), "the failed start")
+
+    def failed() -> bool:
+        """Ray either tries again for ever, or gives the worker up, and then the run says why."""
+        reasons = [event["reason"] for event in run.events("worker_start_failed")]
+        return "working_dir_files" in note.read_text() or any("its runtime environment" in r for r in reasons)
+
+    run.until(failed, "the failed start")
     assert run.more(steps=2).status["world"] == 2
     jobs.lose(broken)
     jobs.add(temp_dir=f"{jobs.folder}-c")
