@@ -56,8 +56,11 @@ class Journal:
         workers: Sequence[str] = (),
         world: int | None = None,
         seconds: float | None = None,
+        step: int | None = None,
     ) -> None:
-        """world: the size after the event, where it changes."""
+        """world: the size after the event, where it changes. step: the completed one, where that is better
+        known than from the newest line of the step log.
+        """
         before = self._status.world
         after = before if world is None else world
         status = self._status
@@ -65,7 +68,7 @@ class Journal:
             time=time.time(),
             kind=kind,
             generation=status.generation,
-            step=status.step,
+            step=status.step if step is None else step,
             world_before=before,
             world_after=after,
             workers=tuple(workers),

@@ -310,7 +310,8 @@ class Sensors:
             if end.traceback not in self._tracebacks:
                 self._tracebacks.add(end.traceback)
                 text += f"\n{end.traceback}"
-            self._journal.event(EventKind.TASK_ERROR, text, workers=[id])
+            step = end.position.step if end.position is not None else None
+            self._journal.event(EventKind.TASK_ERROR, text, workers=[id], step=step)
 
     def _saved(self, signal: SaveEnded) -> None:
         self.last_save = signal
