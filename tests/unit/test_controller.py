@@ -304,15 +304,16 @@ def test_a_drain_below_min_saves_first_and_then_waits(attempt):
     assert run.restores == [0], "the one that stayed kept the state"
 
 
+def drain_both(run):
+    for rank in "01":
+        run.ask(lambda answer, rank=rank: DrainRequested(rank, 8.0, "somebody", answer))
+
+
 def test_all_are_drained_and_others_go_on_from_what_they_saved(attempt):
     run = attempt(max=2, last_step=60)
     run.cluster.starts = {"w3": "there is no room", "w4": "there is no room"}
 
-    def drain():
-        for rank in "01":
-            run.ask(lambda answer, rank=rank: DrainRequested(rank, 8.0, "somebody", answer))
-
-    run.cluster.script[5] = drain
+    run.cluster.script[5] = lambda: drain_both(run)
     finished(run)
     assert len(run.restores) == 2
     assert run.restores[1] >= 5
@@ -329,8 +330,7 @@ def test_who_is_left_saves_what_another_that_must_leave_died_writing(attempt):
 
     def drain():
         run.cluster.write_checkpoint = die_of_it
-        for rank in "01":
-            run.ask(lambda answer, rank=rank: DrainRequested(rank, 8.0, "somebody", answer))
+        drain_both(run)
 
     run.cluster.script[5] = drain
     finished(run)

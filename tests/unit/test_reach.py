@@ -49,7 +49,7 @@ def test_the_complaint_names_ranks_and_addresses(tmp_path, deaf):
     doors = [Door(rank, 4, "127.0.0.1") for rank in range(4)]
     doors[0].announce(store)
     doors[1].announce(store)
-    assert doors[0].complaint(store) == "rank 2, 3 did not come"
+    assert doors[0].complaint(store) == "ranks 2, 3 did not come"
     doors[2].announce(store)
     doors[3].announce(store)
     assert doors[0].complaint(store) == ""

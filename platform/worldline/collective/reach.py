@@ -52,7 +52,8 @@ class Door:
             return f"rank {self._rank} at {self._address} cannot reach {', '.join(parts)}{more}"
         if len(absent) > NAMED:
             return f"{len(absent)} ranks did not come"
-        return f"rank {', '.join(map(str, absent))} did not come" if absent else ""
+        ranks = f"rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent))}"
+        return f"{ranks} did not come" if absent else ""
 
     def close(self) -> None:
         if self._listener is not None:

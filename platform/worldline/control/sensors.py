@@ -194,6 +194,7 @@ class Sensors:
     def drain_node(self, node: str, lead_s: float, reason: str) -> None:
         """All who are there, or come there meanwhile, shall leave within `lead_s` seconds."""
         now = self.clock()
+        self._drains = {node: drain for node, drain in self._drains.items() if now < drain.deadline}
         self._drains[node] = Drain(now, now + lead_s, reason)
         self.drain([m.id for m in self.membership.members.values() if m.node == node], lead_s, reason)
 
