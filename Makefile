@@ -18,7 +18,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: venv
 	$(BIN)/ruff check .

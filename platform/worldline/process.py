@@ -39,18 +39,20 @@ class ProcessId:
             machine = f"{boot}/{os.readlink('/proc/self/ns/pid')}"
         except OSError:
             machine = ""
-        return ProcessId(socket.gethostname(), machine, os.getpid(), _start_time(os.getpid()) or 0)
+        return ProcessId(socket.gethostname(), machine, os.getpid(), start_time(os.getpid()) or 0)
 
     def liveness(self, seen_from: ProcessId) -> Liveness:
         """`seen_from` is the process that looks, that is `ProcessId.current()`."""
         if not self.machine or self.machine != seen_from.machine:
             return Liveness.UNKNOWN
-        return Liveness.ALIVE if _start_time(self.pid) == self.start else Liveness.GONE
+        return Liveness.ALIVE if start_time(self.pid) == self.start else Liveness.GONE
 
 
-def _start_time(pid: int) -> int | None:
-    """When the process with this pid started; None if there is none, or a zombie, which does nothing any
-    more."""
+def start_time(pid: int) -> int | None:
+    """When the process with this pid started, in clock ticks since the boot.
+
+    None if there is none, or a zombie, which does nothing any more.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

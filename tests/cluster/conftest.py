@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.cluster.cases import Case, Settings
 from tests.cluster.command import Fork, Script
+from tests.cluster.forks import Forks
 from tests.cluster.nodes import Nodes
 from tests.cluster.on_nodes import OnNodes
 from tests.cluster.records import Record
@@ -28,13 +29,22 @@ def root() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def head(root: Path) -> Iterator[str]:
+def forks(root: Path) -> Iterator[Forks]:
+    forks = Forks(root / "forks")
+    yield forks
+    forks.close()
+
+
+@pytest.fixture(scope="session")
+def head(root: Path, forks: Forks) -> Iterator[str]:
     """The address of a Ray cluster that the runs share: a worker takes its time to start, Ray need not."""
     from ray.cluster_utils import Cluster
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_TMPDIR", str(root / "ray"))
         patch.setenv("RAY_AUTH_MODE", "disabled")
+        for name, value in forks.environment.items():
+            patch.setenv(name, value)
         cluster = Cluster(
             initialize_head=True,
             head_node_args={
@@ -42,6 +52,7 @@ def head(root: Path) -> Iterator[str]:
                 "include_dashboard": False,
                 "include_log_monitor": False,
                 "object_store_memory": 200 * 2**20,
+                **forks.node_arguments,
             },
         )
     yield cluster.address
@@ -105,9 +116,9 @@ def scenario(make: Make, request: pytest.FixtureRequest) -> Iterator[Callable[..
 
 
 @pytest.fixture(scope="session")
-def fleet(root: Path) -> Iterator[Nodes]:
+def fleet(root: Path, forks: Forks) -> Iterator[Nodes]:
     """Three nodes with room for a worker each, and a head without; started once."""
-    nodes = Nodes(root / "nodes", num=3)
+    nodes = Nodes(root / "nodes", num=3, forks=forks)
     yield nodes
     nodes.close()
 

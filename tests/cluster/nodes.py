@@ -13,6 +13,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
+from tests.cluster.forks import Forks
 from tests.cluster.link import Link
 from tests.cluster.processes import is_alive, kill, signal_all, tree
 
@@ -29,8 +30,9 @@ WRONG_INTERFACES = ("^lo", "nosuch0", "=eth7")
 class Node:
     """A raylet with its agents and workers. id: hexadecimal, as the cluster knows it."""
 
-    def __init__(self, started: Any, link: Link | None) -> None:
+    def __init__(self, started: Any, link: Link | None, forks: Forks | None) -> None:
         self.started = started
+        self._forks = forks
         self.link = link
         self.id: str = started.node_id
         self.raylet: int = started.all_processes["raylet"][0].process.pid
@@ -40,7 +42,7 @@ class Node:
     @property
     def pids(self) -> set[int]:
         """All its processes, also those that outlived their raylet."""
-        self._seen |= tree(self.raylet)
+        self._seen |= _tree(self.raylet, self._forks)
         return {pid for pid in self._seen if is_alive(pid)}
 
 
@@ -52,9 +54,14 @@ class Nodes:
     that is not a plain healthy node and starts others, until there are `num` again.
     """
 
-    def __init__(self, folder: Path, num: int, **head: Any) -> None:
+    def __init__(self, folder: Path, num: int, forks: Forks | None = None, **head: Any) -> None:
+        """forks: where the workers come from; without it, each is a program that Ray starts."""
         self.folder = folder
+        self._forks = forks
+        self._start = forks.node_arguments if forks is not None else {}
         self._environment = {"RAY_TMPDIR": str(folder), "RAY_AUTH_MODE": "disabled"} | QUICKER
+        if forks is not None:
+            self._environment |= forks.environment
         self._num = num
         self._nodes: list[Node] = []
         self._spoiled: set[str] = set()
@@ -66,6 +73,7 @@ class Nodes:
                     "include_dashboard": False,
                     "include_log_monitor": False,
                     "object_store_memory": STORE_BYTES,
+                    **self._start,
                     **head,
                 },
             )
@@ -201,7 +209,8 @@ class Nodes:
     def lose_all(self) -> None:
         """Every machine of the cluster is switched off."""
         processes = [info.process.pid for infos in self._head.all_processes.values() for info in infos]
-        kill(set().union(*(tree(pid) for pid in processes), *(node.pids for node in self._nodes)))
+        trees = (_tree(pid, self._forks) for pid in processes)
+        kill(set().union(*trees, *(node.pids for node in self._nodes)))
 
     def close(self) -> None:
         for node in list(self._nodes):
@@ -210,7 +219,7 @@ class Nodes:
             self._cluster.shutdown()
 
     def _add(self, environment: Mapping[str, str], link: Link | None, **settings: Any) -> Node:
-        defaults: dict[str, Any] = {"num_cpus": 1, "object_store_memory": STORE_BYTES}
+        defaults: dict[str, Any] = {"num_cpus": 1, "object_store_memory": STORE_BYTES, **self._start}
         with _environment(self._environment | environment):
             if link is None:
                 started = self._cluster.add_node(**(defaults | settings))
@@ -222,7 +231,7 @@ class Nodes:
                 except BaseException:
                     link.close()
                     raise
-        node = Node(started, link)
+        node = Node(started, link, self._forks)
         self._nodes.append(node)
         return node
 
@@ -244,6 +253,12 @@ class Nodes:
         while not condition():
             assert time.monotonic() < deadline, f"{what}: {detail()}"
             time.sleep(POLL_S)
+
+
+def _tree(pid: int, forks: Forks | None) -> set[int]:
+    """A process and its descendants, and if it is a raylet, the workers forked for it and theirs."""
+    forked = forks.of_raylet(pid) if forks is not None else ()
+    return tree(pid).union(*map(tree, forked))
 
 
 @contextmanager

@@ -18,6 +18,7 @@ import pytest
 from ray.job_submission import JobStatus
 from tests.cluster.cases import EVERYTHING, Case
 from tests.cluster.conftest import settings_of
+from tests.cluster.forks import Forks
 from tests.cluster.nodes import Nodes
 from tests.cluster.submitted import AsJob
 
@@ -27,17 +28,17 @@ pytestmark = pytest.mark.cluster
 class Place:
     """Where jobs are submitted to: one cluster after the other, with room for two workers on its head."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, forks: Forks) -> None:
         self._root = root
+        self._forks = forks
         self.started: list[Nodes] = []
         self._lost = True
 
     def now(self) -> Nodes:
         if self._lost:
             folder = self._root / f"jobs{len(self.started)}"
-            self.started.append(
-                Nodes(folder, num=0, num_cpus=2, include_dashboard=True, dashboard_agent_listen_port=0)
-            )
+            head = {"num_cpus": 2, "include_dashboard": True, "dashboard_agent_listen_port": 0}
+            self.started.append(Nodes(folder, num=0, forks=self._forks, **head))
             self._lost = False
         return self.started[-1]
 
@@ -48,8 +49,8 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(root: Path) -> Iterator[Place]:
-    place = Place(root)
+def place(root: Path, forks: Forks) -> Iterator[Place]:
+    place = Place(root, forks)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_RUNTIME_ENV_TEMPORARY_REFERENCE_EXPIRATION_S", "1")
         yield place

@@ -49,7 +49,7 @@ time.sleep(300)
 class Worker:
     """A process with a family that holds a pipe open; `gone` tells whether all have let go of it."""
 
-    def __init__(self, start: str, shell: bool = False) -> None:
+    def __init__(self, start: str, shell: bool = False, **environment: str) -> None:
         self._read, alive = os.pipe()
         code = WORKER.format(start=start)
         command = [sys.executable, "-c", code, str(alive)]
@@ -60,7 +60,7 @@ class Worker:
             pass_fds=[alive],
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environment,
         )
         os.close(alive)
         assert self.process.stdout is not None
@@ -137,6 +137,26 @@ def test_the_worker_ends_with_the_process_that_started_it(worker):
     subject.process.kill()
     assert subject.gone(within_s=20)
     assert subject.guardian_gone(within_s=20)
+
+
+def test_the_worker_ends_with_its_raylet_whoever_stands_between(worker):
+    with subprocess.Popen(["sleep", "300"]) as raylet:
+        subject = worker("\n".join(CHILDREN.values()), shell=True, RAY_RAYLET_PID=str(raylet.pid))
+        assert not subject.gone(within_s=0)
+        raylet.kill()
+        assert subject.gone(within_s=20)
+        assert subject.guardian_gone(within_s=20)
+
+
+def test_a_raylet_that_is_gone_is_not_taken_for_another(worker):
+    """Its number may belong to a younger process by now."""
+    start = """
+young = subprocess.Popen(["sleep", "300"])
+os.environ["RAY_RAYLET_PID"] = str(young.pid)
+print(Family.if_possible(), flush=True)
+young.kill()"""
+    subject = worker(start)
+    assert subject.token == "None"
 
 
 def test_nobody_else_is_killed(worker):

@@ -14,8 +14,9 @@ import pytest
 from mlflow import MlflowClient
 
 from worldline.events import EvaluationRecord, Event, EventKind, StepRecord
+from worldline.tracking.embedded import embedded_uri
 from worldline.tracking.log import EVALUATIONS, EVENTS, STEPS, EvaluationLog, EventLog, StepLog
-from worldline.tracking.mlflow import MlflowDelivery, embedded_uri
+from worldline.tracking.mlflow import MlflowDelivery
 from worldline.tracking.points import Points
 from worldline.tracking.tracker import IDENTITY, Tracker
 
@@ -139,7 +140,9 @@ def test_the_driver_is_killed_and_the_next_attempt_goes_on_in_the_same_run(run_d
     driver = subprocess.Popen(
         [
             sys.executable, "-c",
-            "import sys, time; from pathlib import Path; from worldline.tracking.mlflow import *\n"
+            "import sys, time; from pathlib import Path\n"
+            "from worldline.tracking.embedded import *\n"
+            "from worldline.tracking.mlflow import *\n"
             "d = Path(sys.argv[1])\n"
             "m = MlflowDelivery.start(d, embedded_uri(d.parent), 'worldline', 'r', None,"
             "  {'seed': 7, 'steps': 100}, {'world_max': 3, 'attempt': 1})\n"
@@ -285,6 +288,28 @@ def test_a_run_deleted_on_the_server_is_made_anew_with_all_its_points(run_dir, d
     second.open()
     assert second.run_id != first.run_id
     assert second.send(points) == len(points)
+
+
+def test_a_database_that_was_cut_short_while_it_grew_is_made_anew(run_dir, database):
+    """The delivery process is killed while MLflow makes the tables, which it cannot resume."""
+    (run_dir.parent / "mlflow.db").unlink()
+    growing = run_dir.parent / ".mlflow.db.r"
+    StepLog(run_dir / STEPS).append(records(1, 11))
+    first = start(run_dir)
+
+    def grown():
+        try:
+            return len(Database(growing).rows("select name from sqlite_master")) > 12
+        except sqlite3.OperationalError:  # not there yet, or locked
+            return False
+
+    until(grown, "the tables")
+    first.kill()
+    assert not (run_dir.parent / "mlflow.db").exists()
+    assert start(run_dir).finish("FINISHED", LIMIT_S) is None
+    assert database.steps("loss") == list(range(1, 11))
+    assert sorted(path.name for path in run_dir.parent.glob("*mlflow.db*")) == ["mlflow.db"]
+    assert not growing.exists()
 
 
 def test_a_known_run_id_is_used(run_dir, database):

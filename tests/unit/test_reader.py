@@ -1,3 +1,6 @@
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -6,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from worldline.data.block import ROW_ID, Block, Columns, decode, encode
+from worldline.data.block import ROW_ID, Block, Columns, decode, encode, plain_array
 from worldline.data.manifest import DataError, Manifest
 from worldline.data.plan import Plan
 from worldline.data.reader import LocalSource, WindowReader, check_rows
@@ -119,6 +122,46 @@ def test_what_goes_through_arrow_comes_back() -> None:
     ragged[:] = [np.arange(2), np.arange(0), np.arange(3)]
     again = decode(encode(Block({"r": ragged}, np.arange(3)))).columns["r"]
     assert [row.tolist() for row in again] == [[0, 1], [], [0, 1, 2]]
+
+
+READ_ALL = """
+import sys
+from worldline.data.plan import Plan
+from worldline.data.reader import WindowReader
+from worldline.data.scan import scan
+from worldline.data.transform import load_transform
+manifest = scan(sys.argv[1])
+plan = Plan(manifest, seed=5, num_shards=4, rows_per_shard=2, window_rows=6)
+reader = WindowReader(manifest, cache_bytes=0, transform=load_transform("twice:twice"))
+rows = [reader.read(window).num_rows for shard in range(4) for window in plan.windows(0, shard)]
+assert sum(rows) == manifest.num_rows
+print("pandas" in sys.modules)
+"""
+
+
+def test_pandas_is_not_imported_to_read_numbers(tmp_path: Path) -> None:
+    """Arrow imports it, and takes its time, for much that does not need it."""
+    ids = np.arange(31)
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(np.repeat(ids, 4).astype(np.uint8)), 4)
+    pq.write_table(pa.table({"id": ids, "x": ids / 2, "image": lists}), tmp_path / "part.parquet")
+    (tmp_path / "twice.py").write_text("def twice(columns):\n    return {'id': columns['id'] * 2}\n")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    command = [sys.executable, "-c", READ_ALL, str(tmp_path)]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("False\n", "")
+
+
+@pytest.mark.parametrize("kind", ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"])
+def test_plain_numbers_are_stored_as_arrow_stores_them(kind: str) -> None:
+    bits = np.random.default_rng(1).integers(0, 256, size=64 * np.dtype(kind).itemsize, dtype=np.uint8)
+    for values in (bits.view(kind), bits.view(kind)[::3], bits.view(kind)[:0]):  # NaN among them
+        array = plain_array(values)
+        array.validate(full=True)
+        assert array.type == pa.array(values, from_pandas=False).type
+        assert array.null_count == 0
+        assert array.to_numpy().tobytes() == values.tobytes()
+        part = decode(pa.table({"x": array[1:], ROW_ID: np.arange(len(array[1:]))})).columns["x"]
+        assert (part.dtype, part.tobytes()) == (values.dtype, values[1:].tobytes())
 
 
 def test_integer_nulls_are_refused_when_read() -> None:

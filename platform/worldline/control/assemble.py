@@ -12,7 +12,8 @@ from worldline.control.survey import Data
 from worldline.data.feeder import start_feeder
 from worldline.job.load import job_digest
 from worldline.job.spec import Job
-from worldline.tracking.mlflow import MlflowDelivery, embedded_uri
+from worldline.tracking.embedded import embedded_uri
+from worldline.tracking.mlflow import MlflowDelivery
 from worldline.tracking.status import RunState, Status
 from worldline.worker.orders import Setup
 

@@ -52,7 +52,16 @@ def decode(table: pa.Table) -> Block:
 def encode(block: Block) -> pa.Table:
     """The table that decodes to this block."""
     arrays = {name: _to_arrow(name, np.asarray(values)) for name, values in block.columns.items()}
-    return pa.table(arrays | {ROW_ID: pa.array(block.row_ids)})
+    return pa.table(arrays | {ROW_ID: plain_array(block.row_ids)})
+
+
+def plain_array(values: npt.NDArray[Any]) -> pa.Array:
+    """Native numbers as an Arrow array without nulls.
+
+    As `pa.array` makes it, which imports pandas if that is installed: a sixth of the time a worker starts in.
+    """
+    buffer = pa.py_buffer(np.ascontiguousarray(values))
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, buffer])
 
 
 def apply_transform(transform: Transform, block: Block) -> Block:
@@ -94,7 +103,21 @@ def _to_numpy(name: str, array: pa.Array) -> npt.NDArray[Any]:
         return _lists_to_numpy(name, array)
     if array.null_count and (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
         raise DataError(f"column {name!r} ({kind}) has nulls, for which {kind} has no value")
+    if not array.null_count and (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        return _plain_numpy(array)
     values: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
+    return values
+
+
+def _plain_numpy(array: pa.Array) -> npt.NDArray[Any]:
+    """A view of an array's numbers; without pandas, as `plain_array`."""
+    kind = array.type
+    letter = "f" if pa.types.is_floating(kind) else "i" if pa.types.is_signed_integer(kind) else "u"
+    dtype = np.dtype(f"{letter}{kind.bit_width // 8}")
+    if not len(array):
+        return np.empty(0, dtype)
+    values = np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
+    values.flags.writeable = False  # as it is of a buffer that Arrow has read
     return values
 
 
@@ -119,6 +142,8 @@ def _to_arrow(name: str, values: npt.NDArray[Any]) -> pa.Array:
             return pa.FixedSizeListArray.from_arrays(inner, size)
         if values.dtype == object:
             return pa.array(list(values), from_pandas=False)
+        if values.dtype.kind in "iuf" and values.dtype.isnative:
+            return plain_array(values)
         return pa.array(np.ascontiguousarray(values), from_pandas=False)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, ValueError) as error:
         raise DataError(

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from worldline.data.block import ROW_ID, Block, Transform, apply_transform, decode
+from worldline.data.block import ROW_ID, Block, Transform, apply_transform, decode, plain_array
 from worldline.data.manifest import DataError, IntArray, Manifest
 from worldline.data.plan import Piece, Plan, Window, WindowKey
 from worldline.data.scan import open_root
@@ -64,7 +64,7 @@ class WindowReader:
     def read_table(self, window: Window) -> pa.Table:
         """The window's rows in shuffled order, with their ids in column ROW_ID."""
         rows = pa.concat_tables([self._read_piece(piece) for piece in window.pieces])
-        return rows.combine_chunks().take(pa.array(window.order)).combine_chunks()
+        return rows.combine_chunks().take(plain_array(window.order)).combine_chunks()
 
     def _read_piece(self, piece: Piece) -> pa.Table:
         rows = self._read_group(piece.file, piece.row_group)
@@ -86,7 +86,7 @@ class WindowReader:
             raise DataError(f"cannot read {where}: {error}") from error
         first = self._manifest.first_row(file, row_group)
         ids = np.arange(first, first + table.num_rows, dtype=np.int64)
-        table = table.append_column(ROW_ID, pa.array(ids))
+        table = table.append_column(ROW_ID, plain_array(ids))
         self._groups[place] = table
         while len(self._groups) > 1 and sum(t.nbytes for t in self._groups.values()) > self._cache_bytes:
             self._groups.popitem(last=False)

@@ -21,11 +21,6 @@ MAX_STARTS = 3
 FinalStatus = Literal["FINISHED", "FAILED", "KILLED"]
 
 
-def embedded_uri(storage: Path) -> str:
-    """The database that is used where the job names no server; artifacts lie in `mlartifacts` beside it."""
-    return f"sqlite:///{storage.resolve() / 'mlflow.db'}"
-
-
 class MlflowDelivery:
     """A process of its own that follows the run's logs: its work and a slow server never touch the driver.
 

@@ -14,6 +14,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag, ViewType
 from mlflow.exceptions import MlflowException
 
+from worldline.tracking.embedded import artifact_location, make_database
 from worldline.tracking.points import Point
 
 IDENTITY = "mlflow.json"
@@ -54,6 +55,7 @@ class Tracker:
         self.run_id: str | None = None
 
     def open(self) -> None:
+        make_database(self._uri, self._path.parent.name, _make_tables)
         self._client = MlflowClient(tracking_uri=self._uri, registry_uri=self._uri)
         run = self._find_run()
         self.run_id = run_id = str(run.info.run_id)
@@ -157,8 +159,5 @@ class Tracker:
         os.replace(temporary, self._path)
 
 
-def artifact_location(uri: str) -> str | None:
-    """Beside an embedded database; a server knows its own."""
-    if not uri.startswith("sqlite:///"):
-        return None
-    return (Path(uri.removeprefix("sqlite:///")).parent / "mlartifacts").resolve().as_uri()
+def _make_tables(uri: str) -> None:
+    MlflowClient(tracking_uri=uri, registry_uri=uri).search_experiments(max_results=1)

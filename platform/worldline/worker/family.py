@@ -8,9 +8,12 @@ import os
 import subprocess
 import sys
 
+from worldline.process import start_time
 from worldline.worker import guardian
 
 START_S = 30.0
+RAYLET = "RAY_RAYLET_PID"
+"""Ray tells its workers by this variable; where it is not set, the parent counts as the raylet."""
 
 logger = logging.getLogger(__name__)
 
@@ -58,9 +61,11 @@ def _named_mapping(name: str) -> mmap.mmap:
 
 def _start_guardian(token: str) -> None:
     """Returns when the guardian watches."""
-    parent = os.getppid()
-    ends = [os.pidfd_open(os.getpid()), os.pidfd_open(parent)]
-    if os.getppid() != parent:
+    # The raylet need not be the parent: `uv run`, which a job may have its workers started by, stays between.
+    raylet = int(os.environ.get(RAYLET) or os.getppid())
+    ends = [os.pidfd_open(os.getpid()), os.pidfd_open(raylet)]
+    since = start_time(raylet)
+    if since is None or since > (start_time(os.getpid()) or 0):  # or its number belongs to another by now
         raise OSError("the raylet is gone, or whatever started this worker")
     arguments = [str(end) for end in ends] + [str(os.getpid()), token]
     try:
