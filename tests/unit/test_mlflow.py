@@ -104,7 +104,7 @@ def test_one_run_with_all_its_curves(run_dir, database):
     delivery = start(run_dir, params={"seed": 7}, tags={"attempt": 1})
     log.append(records(7, 151))
     (run_dir / "report.html").write_text("<html></html>")
-    assert delivery.finish("FINISHED", LIMIT_S) is None
+    assert delivery.finish("FINISHED", lambda: LIMIT_S) is None
     assert delivery.run_id is not None
     assert database.runs() == [("r", "FINISHED")]
     assert database.steps("lr") == list(range(1, 151))
@@ -128,7 +128,7 @@ def test_the_delivery_process_is_killed_and_each_point_is_there_once(run_dir, da
     log.append(records(201, 401))
     until(lambda: delivery.pid != killed, "a second process")
     log.append(records(401, 501))
-    assert delivery.finish("FINISHED", LIMIT_S) is None
+    assert delivery.finish("FINISHED", lambda: LIMIT_S) is None
     assert database.steps("loss") == list(range(1, 501))
     assert database.doubled() == []
     assert database.runs() == [("r", "FINISHED")]
@@ -163,7 +163,7 @@ def test_the_driver_is_killed_and_the_next_attempt_goes_on_in_the_same_run(run_d
     log.truncate(after_step=20)  # the newest checkpoint
     log.append(records(21, 101, attempt=2, world=1))
     second = start(run_dir, params={"seed": 7, "steps": 200}, tags={"world_max": 2, "attempt": 2})
-    assert second.finish("FINISHED", LIMIT_S) is None
+    assert second.finish("FINISHED", lambda: LIMIT_S) is None
     assert database.runs() == [("r", "FINISHED")]
     assert database.steps("loss") == list(range(1, 101))
     assert database.doubled() == []
@@ -180,7 +180,7 @@ def test_a_dead_server_costs_the_run_nothing_and_is_named_at_the_end(run_dir):
         log.append(records(1, 38))
         delivery = start(run_dir, uri)
         until(lambda: delivery._report.get("error"), "the first failure")
-        text = delivery.finish("FINISHED", 1.0)
+        text = delivery.finish("FINISHED", lambda: 1.0)
     assert text.startswith(f"tracker: 37 of 37 steps not delivered to {uri}: ")
     assert "refused" in text
     assert text.endswith("; they stay in steps.jsonl; the next attempt sends them")
@@ -192,7 +192,7 @@ def test_a_silent_server_costs_no_more_than_the_time_allowed(run_dir):
         StepLog(run_dir / STEPS).append(records(1, 3))
         until(lambda: delivery.pid, "the process")
         pid = delivery.pid
-        assert delivery.finish("FAILED", 0.5).startswith("tracker: 2 of 2 steps not delivered")
+        assert delivery.finish("FAILED", lambda: 0.5).startswith("tracker: 2 of 2 steps not delivered")
     assert not os.path.exists(f"/proc/{pid}")
 
 
@@ -219,7 +219,7 @@ def test_a_server_over_http(run_dir, database, tmp_path):
         os.kill(delivery.pid, signal.SIGKILL)
         log.append(records(101, 201))
         (run_dir / "report.png").write_bytes(b"png")
-        assert delivery.finish("FAILED", LIMIT_S) is None
+        assert delivery.finish("FAILED", lambda: LIMIT_S) is None
         assert database.runs() == [("r", "FAILED")]
         assert database.steps("loss") == list(range(1, 201))
         assert database.doubled() == []
@@ -306,7 +306,7 @@ def test_a_database_that_was_cut_short_while_it_grew_is_made_anew(run_dir, datab
     until(grown, "the tables")
     first.kill()
     assert not (run_dir.parent / "mlflow.db").exists()
-    assert start(run_dir).finish("FINISHED", LIMIT_S) is None
+    assert start(run_dir).finish("FINISHED", lambda: LIMIT_S) is None
     assert database.steps("loss") == list(range(1, 11))
     assert sorted(path.name for path in run_dir.parent.glob("*mlflow.db*")) == ["mlflow.db"]
     assert not growing.exists()

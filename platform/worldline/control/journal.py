@@ -40,6 +40,9 @@ class Journal:
         self._lr: float | None = None
         self._muted = False
 
+    def begin(self) -> None:
+        self._write(now=True)
+
     def mute(self) -> None:
         self._muted = True
         self._writer.abandon()

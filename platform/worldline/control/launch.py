@@ -110,7 +110,7 @@ class _Attempt:
         self._last_step = job.steps or (job.epochs or 0) * data.plan.steps_per_epoch
         self._lease = lease
         self._lease_lost = False
-        self._hurried = False
+        self._stop_asked: StopRequested | None = None
         self._chaos = chaos
         self._signals = Signals()
         self._steps = StepLog(folder / STEPS)
@@ -118,7 +118,6 @@ class _Attempt:
         self._events = EventLog(folder / EVENTS)
         status = assemble.first_status(job, lease.attempt, self._last_step, storage.url)
         writer = StatusWriter(folder)
-        writer.write(status, now=True)
         self._inbox = Inbox(storage, lease.attempt, self._signals.post)
         self._journal = Journal(status, self._events, writer, console)
         self._saves: Saves | None = None
@@ -126,21 +125,25 @@ class _Attempt:
 
     def run(self) -> Result:
         """Drive the attempt; the result is on disk, in the tracker and on the console when this returns."""
-        self._lease.start(self._lose_lease)
-        with self._last_word():
-            self._journal.event(EventKind.ATTEMPT_STARTED, f"attempt {self._lease.attempt}")
-            point = self._find_point()
-            self._continue_logs(point)
-            if point.position.step >= self._last_step:
-                done = Conclusion(RunState.FINISHED, "all steps were completed before", FINISHED)
-                return self._end(done)
-            self._tracker = assemble.tracker(self._job, self._folder, self._lease.attempt, self._last_step)
-        with contextlib.closing(self._inbox):
-            self._inbox.start()
-            with stop_on_signals(self._stop), self._last_word():
-                conclusion = self._drive(point)
+        with stop_on_signals(self._stop), contextlib.closing(self._inbox):
+            with self._last_word():
+                conclusion = self._train()
             self._inbox.end()
             return self._end(conclusion)
+
+    def _train(self) -> Conclusion:
+        self._lease.start(self._lose_lease)
+        self._journal.begin()
+        self._journal.event(EventKind.ATTEMPT_STARTED, f"attempt {self._lease.attempt}")
+        point = self._find_point()
+        self._continue_logs(point)
+        if point.position.step >= self._last_step:
+            return Conclusion(RunState.FINISHED, "all steps were completed before", FINISHED)
+        self._tracker = assemble.tracker(self._job, self._folder, self._lease.attempt, self._last_step)
+        self._inbox.start()
+        if self._stop_asked is not None:  # Ray need not even start
+            return Conclusion(RunState.STOPPED, self._stop_asked.reason, self._stop_asked.exit_code)
+        return self._drive(point)
 
     @contextlib.contextmanager
     def _last_word(self) -> Iterator[None]:
@@ -153,8 +156,6 @@ class _Attempt:
             state, what = RunState.FAILED, f"the driver itself failed: {type(error).__name__}: {error}"
             if isinstance(error, JobError | CheckpointError | StorageError):
                 what = str(error)
-            elif isinstance(error, SystemExit):
-                state, what = RunState.STOPPED, "SIGTERM"
             elif isinstance(error, KeyboardInterrupt):
                 state, what = RunState.STOPPED, "interrupted before all was saved"
             go_on = GO_ON if state is RunState.STOPPED else ""
@@ -172,8 +173,13 @@ class _Attempt:
             ray.shutdown()
 
     def _stop(self, request: StopRequested) -> None:
-        self._hurried = request.exit_code == TRY_AGAIN
+        self._stop_asked = request
         self._signals.post(request)
+
+    def _patience_s(self) -> float:
+        """For the tracker; a SIGTERM may come while it is waited for."""
+        stop = self._stop_asked
+        return HURRY_S if stop is not None and stop.exit_code == TRY_AGAIN else TRACKER_S
 
     def _lose_lease(self, reason: str) -> None:
         self._lease_lost = True
@@ -296,8 +302,7 @@ class _Attempt:
                 self._steps.sync()
             # The driver may be ended while it waits for the tracker: how the run ended is known before.
             self._journal.state(conclusion.state, conclusion.reason)
-            patience_s = HURRY_S if self._hurried else TRACKER_S
-            shortfall = tracker.finish(_TRACKED.get(conclusion.state, "KILLED"), patience_s)
+            shortfall = tracker.finish(_TRACKED.get(conclusion.state, "KILLED"), self._patience_s)
             self._journal.tracker_run(tracker.run_id)
         status = self._journal.status
         summary = (

@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from worldline.tracking.log import STEPS
 
 LOG = "mlflow.log"
 MAX_STARTS = 3
+PULSE_S = 0.05
 
 FinalStatus = Literal["FINISHED", "FAILED", "KILLED"]
 
@@ -76,12 +78,17 @@ class MlflowDelivery:
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
-    def finish(self, status: FinalStatus, timeout_s: float) -> str | None:
-        """Deliver the rest, set the status, end the process. None, or what could not be done and why."""
+    def finish(self, status: FinalStatus, patience_s: Callable[[], float]) -> str | None:
+        """Deliver the rest, set the status, end the process. None, or what could not be done and why.
+
+        patience_s: how many seconds that may take; asked again and again, so that it may become shorter.
+        """
+        begun = time.monotonic()
         with self._lock:
             self._finish = json.dumps({"finish": status}).encode() + b"\n"
             self._send(self._finish)
-        self._thread.join(timeout_s)
+        while self._thread.is_alive() and time.monotonic() - begun < patience_s():
+            self._thread.join(PULSE_S)
         self.kill()
         return self._shortfall(status)
 
