@@ -1,12 +1,15 @@
 """Ranks that did not meet: who has not come, and who cannot be reached, are named."""
 
 import socket
+import threading
 from contextlib import ExitStack
 
 import pytest
 import torch.distributed as dist
 from torch.distributed import PrefixStore
 
+from worldline.collective import forming
+from worldline.collective.group import CollectiveFailed
 from worldline.collective.reach import Door, unreachable
 
 FOREIGN = "203.0.113.1"
@@ -58,6 +61,30 @@ def test_the_complaint_names_ranks_and_addresses(tmp_path, deaf):
         door.close()
     complaint = "rank 1 at 127.0.0.1 cannot reach rank 2 at 127.0.0.1: no answer in 2 s"
     assert doors[1].complaint(store) == complaint, "a door that was shut is not far"
+
+
+def test_who_cannot_be_reached_is_named_long_before_forming_gives_up(monkeypatch, deaf):
+    monkeypatch.setattr(forming, "LOOK_S", 0.1)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    PrefixStore("meeting", store).set("door/1", f"127.0.0.1 {deaf[1]}")
+    over = threading.Event()
+    try:
+        with pytest.raises(CollectiveFailed) as raised:
+            forming.meet(
+                store,
+                lambda _: over.wait(),
+                range(1),
+                prefix="meeting",
+                rank=0,
+                size=2,
+                address="127.0.0.1",
+                form_timeout_s=600,
+                cancelled=lambda: False,
+            )
+    finally:
+        over.set()
+    who = "rank 0 at 127.0.0.1 cannot reach rank 1 at 127.0.0.1: no answer in 2 s"
+    assert str(raised.value) == f"forming meeting: the 2 ranks do not meet; {who}"
 
 
 def test_an_address_that_is_not_this_nodes_is_left_to_forming_to_tell():

@@ -26,6 +26,12 @@ from worldline.collective.group import (
 )
 from worldline.collective.reach import Door
 
+LOOK_S = 8.0
+"""When forming takes so long, the ranks look whether they can reach each other: with PROBE_S who cannot be
+reached is named within 10 s."""
+ANSWER_S = 5.0
+"""For PROBE_S and what the store takes."""
+
 _IDLE: dict[Any, list[Any]] = {}
 """Connections to each store that nobody waits on. The next group uses them again, for connecting looks up the
 peer's name on both sides, and that takes seconds where the name server is slow."""
@@ -82,19 +88,26 @@ def meet(
 
     for lane in lanes:
         threading.Thread(target=connect_lane, args=(lane,), name=f"form-{prefix}-{lane}", daemon=True).start()
-    deadline = time.monotonic() + form_timeout_s
+    look: _Look | None = None
+    began = time.monotonic()
     try:
         for _ in lanes:
             while not finished.acquire(timeout=POLL.total_seconds()):
                 if cancelled():
                     raise Abandoned(f"gave up forming {prefix} on order")
-                if time.monotonic() > deadline:
+                taken = time.monotonic() - began
+                if taken > form_timeout_s:
                     raise CollectiveFailed(
                         f"forming {prefix}: the {size} ranks did not meet in {form_timeout_s:g} s"
-                        + _reason(door, store, prefix)
+                        + _Look(door.complaint, store, prefix).finding(cancelled)
                     )
+                if look is None and taken > LOOK_S:
+                    look = _Look(door.unreached, store, prefix)
+                elif look is not None and look.found:
+                    raise CollectiveFailed(f"forming {prefix}: the {size} ranks do not meet" + look.found)
         if errors:
-            raise CollectiveFailed(f"forming {prefix}: {errors[0]}" + _reason(door, store, prefix))
+            finding = _Look(door.complaint, store, prefix).finding(cancelled)
+            raise CollectiveFailed(f"forming {prefix}: {errors[0]}" + finding)
     except (Abandoned, CollectiveFailed):
         ABANDONED.append(connected)
         raise
@@ -103,12 +116,30 @@ def meet(
     return [connected[lane] for lane in lanes]
 
 
-def _reason(door: Door, store: Any, prefix: str) -> str:
-    try:
-        complaint = door.complaint(PrefixStore(prefix, store.clone()))
-    except (RuntimeError, OSError) as error:  # the store is gone as well, or there are no sockets left
-        complaint = first_line(error)
-    return f"; {complaint}" if complaint else ""
+class _Look:
+    """A look at why ranks do not meet, in a thread of its own, so that an order to leave ends the wait."""
+
+    def __init__(self, look: Callable[[Any], str], store: Any, prefix: str) -> None:
+        self.found = ""
+        self._ended = threading.Event()
+
+        def find() -> None:
+            try:
+                complaint = look(PrefixStore(prefix, store.clone()))
+            except (RuntimeError, OSError) as error:  # the store is gone, or there are no sockets left
+                complaint = first_line(error)
+            self.found = f"; {complaint}" if complaint else ""
+            self._ended.set()
+
+        threading.Thread(target=find, name=f"look-{prefix}", daemon=True).start()
+
+    def finding(self, cancelled: Cancelled) -> str:
+        """What was found within ANSWER_S; nothing where the order to leave came first."""
+        deadline = time.monotonic() + ANSWER_S
+        while not self._ended.wait(POLL.total_seconds()):
+            if cancelled() or time.monotonic() > deadline:
+                break
+        return self.found
 
 
 def enter(

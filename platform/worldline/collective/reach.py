@@ -21,8 +21,9 @@ Place = tuple[str, int]
 class Door:
     """A port of this node's that others may knock at, open while its rank meets them.
 
-    Protocol: `announce` it in the store where the ranks meet; where they did not meet, `complaint` looks up
-    the others' doors there and knocks at each. The connection is nothing but the proof that one is possible.
+    Protocol: `announce` it in the store where the ranks meet; where meeting takes long, `unreached` looks up
+    the others' doors there and knocks at each, and where they did not meet, `complaint` also says who has not
+    come. The connection is nothing but the proof that one is possible.
     """
 
     def __init__(self, rank: int, size: int, address: str) -> None:
@@ -37,23 +38,35 @@ class Door:
         if self._listener is not None:
             store.set(_key(self._rank), f"{self._address} {self._listener.getsockname()[1]}")
 
+    def unreached(self, store: Any) -> str:
+        """Which of those who have come cannot be reached; empty if all can. Takes at most PROBE_S, and the
+        store's time."""
+        doors = self._doors(store)
+        silent = unreachable(doors, PROBE_S)
+        if not silent:
+            return ""
+        parts = [f"rank {rank} at {doors[rank][0]}: {why}" for rank, why in list(silent.items())[:NAMED]]
+        more = f", and {len(silent) - NAMED} more" if len(silent) > NAMED else ""
+        return f"rank {self._rank} at {self._address} cannot reach {', '.join(parts)}{more}"
+
     def complaint(self, store: Any) -> str:
-        """Empty if all have come and can be reached. Takes at most PROBE_S, and the store's time."""
+        """Who cannot be reached, else who has not come; empty if all have come and can be reached."""
+        return self.unreached(store) or self._absent(store)
+
+    def _absent(self, store: Any) -> str:
+        absent = [rank for rank in range(self._size) if rank != self._rank and not store.check([_key(rank)])]
+        if len(absent) > NAMED:
+            return f"{len(absent)} ranks did not come"
+        ranks = f"rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent))}"
+        return f"{ranks} did not come" if absent else ""
+
+    def _doors(self, store: Any) -> dict[int, Place]:
         doors: dict[int, Place] = {}
         for rank in range(self._size):
             if rank != self._rank and store.check([_key(rank)]):
                 address, _, port = store.get(_key(rank)).decode().partition(" ")
                 doors[rank] = address, int(port)
-        absent = [rank for rank in range(self._size) if rank != self._rank and rank not in doors]
-        silent = unreachable(doors, PROBE_S)
-        parts = [f"rank {rank} at {doors[rank][0]}: {why}" for rank, why in list(silent.items())[:NAMED]]
-        if parts:
-            more = f", and {len(silent) - NAMED} more" if len(silent) > NAMED else ""
-            return f"rank {self._rank} at {self._address} cannot reach {', '.join(parts)}{more}"
-        if len(absent) > NAMED:
-            return f"{len(absent)} ranks did not come"
-        ranks = f"rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent))}"
-        return f"{ranks} did not come" if absent else ""
+        return doors
 
     def close(self) -> None:
         if self._listener is not None:
