@@ -196,6 +196,15 @@ def test_a_silent_server_costs_no_more_than_the_time_allowed(run_dir):
     assert not os.path.exists(f"/proc/{pid}")
 
 
+def test_a_wait_for_the_tracker_can_be_cut_short(run_dir):
+    patience = iter([600.0] * 3)  # then it is over
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        delivery = start(run_dir, f"http://127.0.0.1:{silent.getsockname()[1]}")
+        StepLog(run_dir / STEPS).append(records(1, 3))
+        assert "2 of 2 steps not delivered" in delivery.finish("FINISHED", lambda: next(patience, 0.0))
+    assert next(patience, None) is None
+
+
 def test_a_server_over_http(run_dir, database, tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -41,6 +41,7 @@ class Journal:
         self._muted = False
 
     def begin(self) -> None:
+        """From now on `status.json` is this attempt's."""
         self._write(now=True)
 
     def mute(self) -> None:

@@ -176,10 +176,12 @@ class _Attempt:
         self._stop_asked = request
         self._signals.post(request)
 
-    def _patience_s(self) -> float:
-        """For the tracker; a SIGTERM may come while it is waited for."""
+    def _patience_s(self, conclusion: Conclusion) -> float:
+        """For the tracker. A stop that comes while it is waited for, SIGTERM or Ctrl-C, cuts that short."""
         stop = self._stop_asked
-        return HURRY_S if stop is not None and stop.exit_code == TRY_AGAIN else TRACKER_S
+        if stop is None or (stop.exit_code != TRY_AGAIN and stop.exit_code == conclusion.exit_code):
+            return TRACKER_S
+        return HURRY_S
 
     def _lose_lease(self, reason: str) -> None:
         self._lease_lost = True
@@ -302,7 +304,8 @@ class _Attempt:
                 self._steps.sync()
             # The driver may be ended while it waits for the tracker: how the run ended is known before.
             self._journal.state(conclusion.state, conclusion.reason)
-            shortfall = tracker.finish(_TRACKED.get(conclusion.state, "KILLED"), self._patience_s)
+            status_there = _TRACKED.get(conclusion.state, "KILLED")
+            shortfall = tracker.finish(status_there, lambda: self._patience_s(conclusion))
             self._journal.tracker_run(tracker.run_id)
         status = self._journal.status
         summary = (
