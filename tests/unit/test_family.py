@@ -42,8 +42,9 @@ alive = int(sys.argv[1])
 family = Family()
 {start}
 print(family.token, flush=True)
-time.sleep(300)
+sys.stdin.read()
 """
+"""Waits for an end of its input, not for a signal: one that comes just before a sleep begins wakes nobody."""
 
 
 class Worker:
@@ -58,6 +59,7 @@ class Worker:
         self.process = subprocess.Popen(
             command,
             pass_fds=[alive],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environment,
@@ -93,6 +95,10 @@ class Worker:
                 found.append(int(path.parent.name))
         return found
 
+    def end(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
     def close(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -125,9 +131,10 @@ def test_a_killed_workers_child_ends(worker, start):
 def test_all_end_at_a_clean_exit_and_without_children_the_guardian_too(worker):
     for start in ("", "\n".join(CHILDREN.values())):
         subject = worker(start)
-        subject.process.send_signal(signal.SIGINT)
+        subject.end()
         assert subject.gone(within_s=20)
         assert subject.guardian_gone(within_s=20)
+        assert subject.process.wait(timeout=20) == 0
 
 
 def test_the_worker_ends_with_the_process_that_started_it(worker):
