@@ -43,7 +43,7 @@ from worldline.worker.member import EngineSettings, Membership
 from worldline.worker.state import TrainState, digest
 from worldline.world import assign
 
-ROWS = 128
+ROWS = 160
 SHARDS_A_WORKER = 4
 STEPS_A_BLOCK = 5
 DIGEST_EVERY = 50

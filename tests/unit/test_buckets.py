@@ -22,11 +22,14 @@ def test_every_tensor_lies_in_one_bucket_in_order(tensors, bucket_bytes):
     assert [bucket.index for bucket in buckets] == list(range(3, 3 + len(buckets)))
     for bucket in buckets:
         assert {t.dtype for t in bucket.parameters} == {bucket.dtype}
-        # It was open for its last tensor.
-        assert sum(t.numel() * t.element_size() for t in bucket.parameters[:-1]) < bucket_bytes
+        assert num_bytes(bucket.parameters) <= bucket_bytes or len(bucket.parameters) == 1
     for left, right in pairwise(buckets):
-        full = sum(t.numel() * t.element_size() for t in left.parameters) >= bucket_bytes
+        full = num_bytes([*left.parameters, right.parameters[0]]) > bucket_bytes
         assert full or left.dtype != right.dtype
+
+
+def num_bytes(tensors):
+    return sum(t.numel() * t.element_size() for t in tensors)
 
 
 def test_parameters_run_from_the_last_tied_ones_once_frozen_ones_not():

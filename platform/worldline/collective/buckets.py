@@ -52,16 +52,21 @@ class Slab:
 def make_buckets(
     tensors: Iterable[torch.Tensor], *, first_index: int = 0, bucket_bytes: int = BUCKET_BYTES
 ) -> tuple[Bucket, ...]:
-    """Pack tensors in the order given; a bucket closes once it holds `bucket_bytes` or the dtype changes."""
+    """Pack tensors in the order given.
+
+    A bucket closes before a tensor that would take it beyond `bucket_bytes`, so that only a tensor larger
+    than that makes a larger one, and before another dtype or device.
+    """
     groups: list[list[torch.Tensor]] = []
     filled = 0
     for tensor in tensors:
-        kind = (tensor.dtype, tensor.device)
-        if not groups or filled >= bucket_bytes or kind != (groups[-1][0].dtype, groups[-1][0].device):
+        kind, size = (tensor.dtype, tensor.device), tensor.numel() * tensor.element_size()
+        too_full = filled + size > bucket_bytes
+        if not groups or too_full or kind != (groups[-1][0].dtype, groups[-1][0].device):
             groups.append([])
             filled = 0
         groups[-1].append(tensor)
-        filled += tensor.numel() * tensor.element_size()
+        filled += size
     return tuple(
         Bucket(first_index + i, tuple(group), group[0].dtype, group[0].device, sum(p.numel() for p in group))
         for i, group in enumerate(groups)

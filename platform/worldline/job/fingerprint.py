@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-NUMERIC_VERSION = 1
+NUMERIC_VERSION = 2
 """Raised when Worldline itself comes to compute other bits from the same job, rows and machine."""
 
 
