@@ -26,6 +26,7 @@ from data import write_rows
 from growth import Sample, growth, measure, table, together
 from mlp import WIDTH
 
+from worldline.exits import TRY_AGAIN
 from worldline.tracking.jsonl import Follower
 from worldline.tracking.log import read_steps
 from worldline.tracking.verify import compare
@@ -37,7 +38,6 @@ START_S = 180.0
 STOP_S = 120.0
 STEP_S = 0.2
 """The longest a step of the undisturbed run takes on the mean."""
-TRY_AGAIN = 75
 LONGEST = 12
 """Workers that are shown: those who lived through most regroups."""
 

@@ -260,7 +260,7 @@ class Cluster:
         if isinstance(start, str):
             self.signals.post(StartFailed(worker.id, start))
         else:
-            self.signals.post(Ready(worker.id, Hello(1, "node", "10.0.0.1", "plan", start, 10)))
+            self.signals.post(Ready(worker.id, Hello(1, "node", "10.0.0.1", start)))
 
     def form(self, training):
         for worker in training:

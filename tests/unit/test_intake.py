@@ -14,7 +14,7 @@ from worldline.tracking.status import RunState, StatusWriter
 from worldline.worker.orders import GenerationFormed, Hello, Reports, StateDigest
 from worldline.world import Position
 
-HELLO = Hello(1, "node", "10.0.0.1", "plan", {}, 10)
+HELLO = Hello(1, "node", "10.0.0.1", {})
 
 
 class Asked:

@@ -12,7 +12,7 @@ from worldline.tracking.status import DRAINING, RunState, StatusWriter, read_sta
 from worldline.worker.orders import Hello
 from worldline.world import Position
 
-HELLO = Hello(4711, "node", "10.0.0.1", "plan", {}, 10)
+HELLO = Hello(4711, "node", "10.0.0.1", {})
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from worldline.control.membership import Membership
 from worldline.worker.orders import EndKind, GenerationEnd, Hello
 from worldline.world import Position
 
-HELLO = Hello(1, "node", "10.0.0.1", "plan", {"torch": "2"}, 10)
+HELLO = Hello(1, "node", "10.0.0.1", {"torch": "2"})
 
 
 def standing_by(*ids):

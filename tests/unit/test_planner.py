@@ -31,7 +31,7 @@ from worldline.health.condition import Condition
 from worldline.worker.orders import EndKind, GenerationEnd, Hello, Met
 from worldline.world import Position
 
-HELLO = Hello(1, "node", "10.0.0.1", "plan", {}, 10)
+HELLO = Hello(1, "node", "10.0.0.1", {})
 LIMITS = Limits(min=2, max=3, standby=0, num_shards=8, start_s=60, timeout_s=30)
 LAST_STEP = 12
 PATIENCE_S = 20.0

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from worldline.cli.options import DEFAULT_STORAGE, json_option, storage_option
+from worldline.exits import TRY_AGAIN, WRONG_USAGE
 from worldline.storage import StorageError, open_storage
 from worldline.tracking import jsonl
 from worldline.tracking.log import EVENTS, STEPS, event_of, read_steps
@@ -24,7 +25,6 @@ from worldline.tracking.status import STATUS, Status, read_status
 if TYPE_CHECKING:
     from worldline.data.audit import Audit
 
-WRONG_USAGE, TRY_AGAIN = 64, 75
 POLL_S = 0.25
 NODE = 8
 """Characters of a node's id that people are shown; the commands that take a node take these."""

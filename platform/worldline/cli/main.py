@@ -16,11 +16,8 @@ from worldline.cli.inspect import COMMANDS as INSPECT
 from worldline.cli.operate import COMMANDS as OPERATE
 from worldline.cli.plan import COMMANDS as PLAN
 from worldline.cli.run import COMMANDS as RUN
+from worldline.exits import BAD_JOB, INTERRUPTED, WRONG_USAGE
 from worldline.job.faults import JobError
-
-USAGE = 64
-BAD_JOB = 78
-INTERRUPTED = 130
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -39,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = cli.main(args=arguments, prog_name="worldline", standalone_mode=False)
     except click.UsageError as error:
         error.show()
-        return USAGE
+        return WRONG_USAGE
     except click.ClickException as error:
         error.show()
         return error.exit_code

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import click
 
-from worldline.cli.inspect import TRY_AGAIN, WRONG_USAGE, TryAgain, find_run, status_of
+from worldline.cli.inspect import TryAgain, find_run, status_of
 from worldline.cli.options import json_option, storage_option
 from worldline.control import requests
 from worldline.control.requests import Answered, DrainAsked, Outcome, Request, ResizeAsked, StopAsked
+from worldline.exits import TRY_AGAIN, WRONG_USAGE
 from worldline.storage import Storage, StorageError, open_storage
 from worldline.tracking.status import RunState, Status
 

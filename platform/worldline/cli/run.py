@@ -8,11 +8,10 @@ from pathlib import Path
 import click
 
 from worldline.cli.options import DEFAULT_STORAGE, job_argument, set_option, storage_option
+from worldline.exits import FAILED, TRY_AGAIN
 from worldline.job.faults import JobError
 from worldline.job.load import load_job, search_path
 from worldline.storage import StorageError, open_storage
-
-TRY_AGAIN = 75
 
 
 @click.command()
@@ -76,7 +75,7 @@ def _run(
         return TRY_AGAIN
     except (CheckpointError, StorageError) as error:
         click.echo(f"failed: {error}", err=True)
-        return 1
+        return FAILED
     return result.exit_code
 
 

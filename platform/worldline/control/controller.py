@@ -26,7 +26,7 @@ from worldline.control.decisions import (
     Save,
     Wait,
 )
-from worldline.control.ending import FAILED, FINISHED, TRY_AGAIN, Conclusion, Ending
+from worldline.control.ending import Conclusion, Ending
 from worldline.control.hangs import Hangs
 from worldline.control.injector import Injector
 from worldline.control.intake import Intake
@@ -40,6 +40,7 @@ from worldline.control.sensors import PULSE_S, Sensors
 from worldline.control.signals import Signals, StopRequested
 from worldline.control.staffing import Staffing
 from worldline.events import EventKind
+from worldline.exits import FAILED, FINISHED, TRY_AGAIN
 from worldline.storage import StorageError
 from worldline.tracking.status import RunState
 from worldline.worker.orders import EndKind, Hello

@@ -11,14 +11,13 @@ from worldline.control.line import Line
 from worldline.control.saves import Saves
 from worldline.control.sensors import PULSE_S, Sensors
 from worldline.control.signals import SaveEnded
+from worldline.exits import FAILED, TRY_AGAIN
 from worldline.tracking.status import RunState
 from worldline.world import Position
 
 ANSWER_S = 30.0
 SAVE_S = 600.0
 SAVE_TRIES = 3
-
-FINISHED, FAILED, TRY_AGAIN = 0, 1, 75
 
 
 @dataclass(frozen=True)

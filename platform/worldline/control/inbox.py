@@ -21,11 +21,11 @@ from worldline.control.requests import (
     StopAsked,
 )
 from worldline.control.signals import Answer, DrainRequested, Post, Resize, Signal, StopRequested
+from worldline.exits import TRY_AGAIN
 from worldline.storage import NotFound, Storage, StorageError
 
 log = logging.getLogger(__name__)
 
-STOPPED = 75
 POLL_S = 0.5
 KEPT_S = 60.0
 """An answer that nobody came for is kept so long."""
@@ -39,7 +39,7 @@ def signal_of(request: Request, answer: Answer) -> Signal:
         case DrainAsked():
             return DrainRequested(request.target, request.lead_s, request.by, answer)
         case StopAsked():
-            return StopRequested(f"asked for by {request.by}", STOPPED)
+            return StopRequested(f"asked for by {request.by}", TRY_AGAIN)
 
 
 class Inbox:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 from worldline.control.signals import StopRequested
+from worldline.exits import INTERRUPTED, TRY_AGAIN
 
-STOPPED, INTERRUPTED = 75, 130
 ECHO_S = 1.0
 """Ctrl-C reaches a process through its shell and its parents, too: so soon after the first it is the same."""
 
@@ -26,7 +26,7 @@ def stop_on_signals(post: Callable[[StopRequested], None]) -> Iterator[None]:
     def terminate(*_: object) -> None:
         # Where Ray's handler came first, it has set an alarm that ends the process.
         signal.alarm(0)
-        post(StopRequested("SIGTERM", STOPPED))
+        post(StopRequested("SIGTERM", TRY_AGAIN))
 
     first: float | None = None
 

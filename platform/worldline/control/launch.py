@@ -14,7 +14,7 @@ from worldline.control.chaos import Script
 from worldline.control.cluster import Cluster, connect
 from worldline.control.controller import Controller, Parts
 from worldline.control.drains import ApiMoved, Drains
-from worldline.control.ending import FINISHED, TRY_AGAIN, Conclusion
+from worldline.control.ending import Conclusion
 from worldline.control.inbox import Inbox
 from worldline.control.injector import Injector
 from worldline.control.intake import Intake
@@ -31,6 +31,7 @@ from worldline.control.schedule import schedule
 from worldline.control.signals import LeaseLost, Signals, StopRequested
 from worldline.control.survey import Data, survey
 from worldline.events import EventKind
+from worldline.exits import FINISHED, TRY_AGAIN
 from worldline.job.faults import JobError
 from worldline.job.load import extend_path, job_digest, load_task
 from worldline.job.spec import Job

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from worldline.control.signals import Arrived, Cut, Heard, Post, Silent, StopRequested
+from worldline.exits import TRY_AGAIN
 from worldline.worker.lifeline import Anchor, Greeting
 
 TICK_S = 0.25
@@ -22,7 +23,6 @@ STALL_S = 1.0
 """If this process itself did not come round for so long, nobody is called silent for that."""
 LONGEST_GREETING = 4096
 GREETING_S = 10.0
-TRY_AGAIN = 75
 
 
 @dataclass

@@ -26,7 +26,6 @@ from worldline.worker.orders import (
     Reports,
     Setup,
 )
-from worldline.world import Position
 
 if TYPE_CHECKING:
     from worldline.worker.build import Built
@@ -79,9 +78,7 @@ class Worker:
             pid=os.getpid(),
             node=self._node,
             ip=self._address,
-            plan_fingerprint=built.plan.fingerprint,
             numeric_fingerprint=built.numeric_fingerprint,
-            steps_per_epoch=built.plan.steps_per_epoch,
         )
 
     def train(self, order: GenerationOrder) -> GenerationEnd:
@@ -112,9 +109,6 @@ class Worker:
     def steps_after(self, step: int) -> tuple[StepRecord, ...]:
         return self._mailbox.steps_after(step)
 
-    def position(self) -> Position | None:
-        return self._ready().runner.position
-
     def condition(self, generation: int) -> Condition:
         """What the training thread does in this generation, even if it is stuck."""
         return self._ready().runner.condition(generation)
@@ -126,10 +120,6 @@ class Worker:
         if resume_s is not None:
             subprocess.Popen(["sh", "-c", f"sleep {resume_s:g}; kill -CONT {os.getpid()}"])
         os.kill(os.getpid(), number)
-
-    def close(self, timeout_s: float) -> bool:
-        """Finish what is being written; whether that was done in time."""
-        return self._built is None or self._built.runner.close(timeout_s)
 
     def _tell(self, notice: Notice) -> bool:
         """Only who is ready has something to lose, and is listened to."""

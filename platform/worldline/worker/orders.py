@@ -42,9 +42,7 @@ class Hello:
     pid: int
     node: str
     ip: str
-    plan_fingerprint: str
     numeric_fingerprint: dict[str, str]
-    steps_per_epoch: int
 
 
 @dataclass(frozen=True)
