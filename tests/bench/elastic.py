@@ -82,6 +82,7 @@ class Run:
         self._folder = folder
         self._nodes = nodes
         self.faults: list[Fault] = []
+        self.joins = [(0.0, "joined at the start")]  # from when on who joins is called what
         write_rows(folder / "data", 65536, WIDTH)
         job = {
             "name": "elastic",
@@ -113,6 +114,7 @@ class Run:
         survivors = {w["pid"] for w in status["workers"]} - {worker["pid"]}
         node = self._nodes[worker["node"]]
         self.faults.append(Fault(kind, time.time(), rank, survivors))
+        self.joins.append((time.time(), f"joined after {kind}"))
         generation = status["generation"]
         self._harm(kind, worker["pid"], node)
         now = self._wait(
@@ -143,6 +145,7 @@ class Run:
         """Have a worker on a node behind this link: its rank."""
         status = self._quiet()
         self._nodes.lose(self._nodes[status["workers"][-1]["node"]])
+        self.joins.append((time.time(), "joined from behind a link"))
         node = self._nodes.add(link=link)
         found = self._wait(
             lambda s: s["state"] == "RUNNING" and any(w["node"] == node.id for w in s["workers"]), "the move"
@@ -202,7 +205,9 @@ def report(run: Run) -> None:
     for before, step in pairwise(steps):
         if step["generation"] == before["generation"]:
             continue
-        kind = "joined"
+        kind = "lost, to move"
+        if step["world"] > before["world"]:
+            kind = [name for since, name in run.joins if since < step["time"]][-1]
         if open_faults and open_faults[0].time < step["time"] and step["world"] <= before["world"]:
             fault = open_faults.pop(0)
             kind = fault.kind
@@ -220,7 +225,7 @@ def report(run: Run) -> None:
         ordered = sorted(seconds)
         line = " ".join(f"{s:.2f}" for s in ordered)
         median = statistics.median(ordered)
-        print(f"{kind:10} median {median:.2f} s, worst {ordered[-1]:.2f} s beyond one step ({line})")
+        print(f"{kind:25} median {median:.2f} s, worst {ordered[-1]:.2f} s beyond one step ({line})")
     if left_s:
         print(f"drained nodes were left after {min(left_s):.1f} to {max(left_s):.1f} s of {LEAD_S:g}")
 
