@@ -353,6 +353,23 @@ def test_a_worker_that_keeps_the_connections_of_many_generations_is_replaced(att
     assert run.restores == [0]
 
 
+@pytest.mark.parametrize(("least", "replaced"), [(1, True), (2, False)])
+def test_a_worn_worker_of_a_world_that_is_never_whole(attempt, least, replaced):
+    """It may go where one can be spared."""
+    run = attempt(min=least, max=3, last_step=60, generations_a_worker=1)
+    request = run.cluster.request
+
+    def no_room_for_a_third(avoid):
+        id = request(avoid)
+        if len(run.cluster.workers) > 2:
+            run.cluster.workers.pop(id)
+        return id
+
+    run.cluster.request = no_room_for_a_third
+    finished(run)
+    assert any("keeps the connections" in reason for reason in run.reasons(EventKind.DRAINING)) is replaced
+
+
 def test_the_world_is_resized_both_ways(attempt):
     run = attempt(max=2, last_step=90)
     for step, workers in ((5, 4), (40, 1), (60, 9)):
@@ -421,14 +438,23 @@ def test_a_late_worker_joins_at_a_border(attempt):
     assert [order.met for _, order in run.cluster.orders] == [0, 0, 1, 1, 1], "connected beforehand"
 
 
-@pytest.mark.parametrize("fault", ["error", "absent", "death"])
-def test_a_join_needs_no_meeting(attempt, fault):
-    """They cannot connect beforehand, or somebody does not answer, or dies when all have met."""
+def test_who_cannot_connect_is_not_waited_for(attempt):
     run = attempt(max=3, last_step=100)
     run.cluster.request = lambda avoid, request=run.cluster.request: delayed(run, request)
-    if fault == "error":
-        run.cluster.no_meeting = "forming failed"
-    elif fault == "absent":
+    run.cluster.no_meeting = "w3 cannot be reached"
+    finished(run)
+    assert run.worlds == [2]
+    assert run.reasons(EventKind.WORKER_LOST)[0] == (
+        "standby could not connect with the others: w3 cannot be reached"
+    )
+
+
+@pytest.mark.parametrize("fault", ["absent", "death"])
+def test_a_join_needs_no_meeting(attempt, fault):
+    """Somebody does not answer, or dies when all have met."""
+    run = attempt(max=3, last_step=100)
+    run.cluster.request = lambda avoid, request=run.cluster.request: delayed(run, request)
+    if fault == "absent":
         run.cluster.absent = {"w3"}
     else:
         run.cluster.meet = lambda id, meeting, meet=run.cluster.meet: (
@@ -579,6 +605,25 @@ def test_a_stop_on_a_step_whose_save_a_death_tore(attempt):
     assert conclusion.exit_code == 75
     assert run.saved == 8
     assert run.now < 10
+
+
+def test_a_checkpoint_does_not_wait_for_the_part_of_one_who_left(attempt):
+    run = attempt(checkpoint_every=10, last_step=30)
+    saved = []
+
+    def lose_the_part(id):
+        if id == "w2":
+            run.cluster.workers[id].outbox.pop()
+
+    def shrink():
+        run.ask(lambda answer: Resize(1, "somebody", answer))
+
+    run.cluster.write_hook = lose_the_part
+    run.cluster.script[9] = shrink
+    run.cluster.script[19] = lambda: saved.append(run.saved)
+    finished(run)
+    assert run.worlds == [2, 1]
+    assert 10 <= saved[0] < 19
 
 
 def test_a_holder_dies_while_it_writes_the_last_state(attempt):

@@ -118,6 +118,26 @@ def memory_after_abandon(room):
     return [ref() is not None for ref in refs[1]]
 
 
+def memory_after_wait(room):
+    """Whether the group still holds what was exchanged."""
+    tensors = torch.empty(room.group.size), torch.zeros(room.group.size)
+    refs = [weakref.ref(tensor) for tensor in tensors]
+    ones = [1] * room.group.size
+    pending = room.group.all_to_all(*tensors, ones, ones, lane=0, label="numbers")
+    room.group.wait(pending)
+    del tensors, pending
+    until(lambda: not any(ref() is not None for ref in refs))
+
+
+def test_what_was_exchanged_is_let_go_of():
+    with peers(2) as ranks:
+        everywhere(ranks, enter)
+        for rank in ranks:
+            rank.start(memory_after_wait)
+        for rank in ranks:
+            rank.result()
+
+
 def test_bytes_go_where_they_should():
     with peers(4) as ranks:
         assert everywhere(ranks, enter_and_exchange) == [[[0, 1, 2, 3]] * 2] * 4

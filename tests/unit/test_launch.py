@@ -13,6 +13,7 @@ import ray
 from worldline.cli.main import main
 from worldline.control import launch
 from worldline.control.ending import Conclusion
+from worldline.job.faults import JobError
 from worldline.tracking.status import RunState, read_status
 
 TASK = """
@@ -86,6 +87,35 @@ def test_a_stop_before_ray_starts_is_written_down(tmp_path, monkeypatch):
     status = read_status(tmp_path / "runs" / "run")
     assert (status.state, status.reason, status.step) == (RunState.STOPPED, "SIGTERM", 0)
     assert len(tracker.patience_s) == 2  # it was told
+
+
+def test_a_stop_when_all_is_done_changes_nothing(tmp_path, monkeypatch):
+    release = launch.Lease.release
+
+    def stop_and_release(lease):
+        terminate()
+        release(lease)
+
+    monkeypatch.setattr(launch.assemble, "tracker", lambda *_: Tracker())
+    monkeypatch.setattr(launch._Attempt, "_drive", lambda *_: Conclusion(RunState.FINISHED, "", 0))
+    monkeypatch.setattr(launch.Lease, "release", stop_and_release)
+    assert main(["run", "job.yaml"]) == 0
+    assert read_status(tmp_path / "runs" / "run").state is RunState.FINISHED
+
+
+def test_the_callers_ray_is_left_running(monkeypatch):
+    def fail(*_):
+        raise JobError(["for a test"])
+
+    monkeypatch.setattr(launch.assemble, "tracker", lambda *_: Tracker())
+    monkeypatch.setattr(launch, "connect", fail)
+    for before, shutdowns in ((True, 0), (False, 1)):
+        with monkeypatch.context() as patch:
+            answers, ended = iter([before]), []
+            patch.setattr(ray, "is_initialized", lambda answers=answers: next(answers, True))
+            patch.setattr(ray, "shutdown", lambda ended=ended: ended.append(True))
+            assert main(["run", "job.yaml"]) == 78
+            assert len(ended) == shutdowns
 
 
 def test_a_stop_at_the_end_only_hurries_the_tracker(tmp_path, monkeypatch):

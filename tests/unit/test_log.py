@@ -182,6 +182,20 @@ def test_truncate_takes_back_what_no_checkpoint_covers(tmp_path):
     assert os.listdir(tmp_path) == ["steps.jsonl"]
 
 
+def test_an_earlier_driver_that_thaws_writes_to_nobody(tmp_path):
+    old = StepLog(tmp_path / "steps.jsonl")
+    old.append([record(1)])
+    new = StepLog(tmp_path / "steps.jsonl")
+    new.take_over()
+    old.append([record(2)])
+    new.append([record(2, loss=9.0)])
+    old.append([record(3)])
+    assert [(fields["step"], fields["loss"]) for fields in read_steps(tmp_path / "steps.jsonl")] == [
+        (1, 0.5),
+        (2, 9.0),
+    ]
+
+
 def test_a_log_that_lost_lines_goes_on_behind_the_checkpoint_and_says_how_many_are_missing(tmp_path):
     log = StepLog(tmp_path / "steps.jsonl")
     log.append([record(1), record(2)])

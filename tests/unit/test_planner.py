@@ -331,6 +331,7 @@ class History(RuleBasedStateMachine):
                         or member.suspicion
                         or self.workers[id].frozen
                         or self.workers[id].busy
+                        or self.is_a_stranger(member)
                     )
                     self.leave(id)
                 return False
@@ -382,6 +383,18 @@ class History(RuleBasedStateMachine):
                 self.form(decision)
                 return False
         return True
+
+    def is_a_stranger(self, member):
+        """One of the new in a generation that broke before it came anywhere; the others are enough."""
+        current = self.membership.current
+        old = [m for m in current if m.generations > 1]
+        return (
+            member.generations == 1
+            and len(old) >= self.limits.min
+            and self.membership.lost == 0
+            and self.membership.furthest == self.membership.position
+            and all(m.end.kind is EndKind.BROKEN for m in current)
+        )
 
     def top_up(self):
         if self.stopping or (self.membership.training and self.membership.trouble):
@@ -631,10 +644,43 @@ def test_nobody_waits_long_for_those_who_do_not_meet():
     membership = training("a", "b").requested("c", 1.0).ready("c", HELLO, 1.0).asked_to_meet(gathering)
     over = 1.0 + LIMITS.meet_s
     assert decide(membership, now=over) == Halt(("a", "b"))
-    failed = membership.met("c", Met(2, 1, "a peer did not come"))
-    assert decide(failed, now=1.0) == Halt(("a", "b"))
-    assert failed.met_as(gathering.ids) == 0
     assert decide(membership, stopping=True, now=1.0) == Halt(("a", "b"))
+
+
+def test_who_cannot_connect_goes_and_the_others_train_on():
+    gathering = Gathering(1, ("a", "b", "c"), 1.0)
+    membership = training("a", "b").requested("c", 1.0).ready("c", HELLO, 1.0).asked_to_meet(gathering)
+    failed = membership.met("a", Met(2, 1, "c did not come"))
+    assert failed.met_as(gathering.ids) == 0
+    expulsion = Expel(("c",), "could not connect with the others: c did not come")
+    assert decide(failed, now=1.0) == expulsion
+    assert decide(failed.out("c", ""), now=1.0) == Proceed()
+    # Without anybody new it is no newcomer's fault: they may still connect while nobody trains.
+    drained = training("a", "b", "c").draining(["c"], Drain(1.0, 2.0, "for a test"))
+    drained = drained.asked_to_meet(Gathering(1, ("a", "b"), 1.0)).met("a", Met(2, 1, "b did not come"))
+    assert decide(drained, replace(LIMITS, max=2), now=1.5) == Halt(("a", "b", "c"))
+
+
+def test_newcomers_go_after_a_generation_that_broke_before_its_first_step():
+    def broken(membership, at=START, kind=EndKind.BROKEN):
+        ends = {m.id: GenerationEnd(kind, membership.generation, at) for m in membership.training}
+        return membership.ended(ends)
+
+    first = broken(training("a", "b"))
+    assert decide(first, now=1.0) == Form(("a", "b"), (0, 1), START, (None, None))
+    grown = first.formed(("a", "b"), START, 1.0).requested("c", 1.0).ready("c", HELLO, 1.0)
+    halted = broken(grown, Position(4), EndKind.HALTED)
+    grown = halted.formed(("a", "b", "c"), Position(4), 2.0)
+    gone = Expel(("c",), "came into a generation that completed no step: rank 0: ")
+    assert decide(broken(grown, Position(4)), now=3.0) == gone
+    # Not if they came further, if somebody was lost, if the task raised, or if the others are too few.
+    for innocent in (
+        broken(grown.came_to(Position(5), 3.0), Position(5)),
+        broken(grown.out("b", "is gone"), Position(4)),
+        broken(grown, Position(4), EndKind.TASK_ERROR),
+    ):
+        assert isinstance(decide(innocent, now=3.0), Form)
+    assert isinstance(decide(broken(grown, Position(4)), replace(LIMITS, min=3), now=3.0), Form)
 
 
 def test_who_was_ready_first_comes_first():

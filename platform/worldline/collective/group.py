@@ -126,7 +126,7 @@ class GlooGroup:
         self._timeout_s = timeout_s
         self._cancelled = cancelled
         self._more_lanes = more_lanes
-        self._in_flight: list[Work] = []
+        self._in_flight: dict[Work, None] = {}  # in the order of their start, until they are waited for
         self.log = OperationLog(ASIDE + 1)
         self.loops: list[int] = []  # of all its lanes, as `collective.loops` has them
 
@@ -170,6 +170,8 @@ class GlooGroup:
             raise CollectiveFailed(f"{operation.what}: {first_line(error)}") from error
         finally:
             self.log.waiting = None
+        # Its tensors are the caller's alone again; what travels from peer to peer may be as large as memory.
+        self._in_flight.pop(pending, None)
 
     def connect_aside(self, label: str) -> None:
         """Connect the lane ASIDE, unless it is connected."""
@@ -189,7 +191,7 @@ class GlooGroup:
     def abandon(self) -> None:
         """Leave the group; peers that wait in it see their connections stay silent, not closed."""
         ABANDONED.append((self._lanes, [work for work in self._in_flight if not work.done()]))
-        self._in_flight = []
+        self._in_flight = {}
         loops.leave(self.loops)
 
     def _start(self, start: Callable[[], Any], operation: Operation, *tensors: torch.Tensor) -> Work:
@@ -197,9 +199,7 @@ class GlooGroup:
             work = self.work_type(start(), operation, *tensors)
         except RuntimeError as error:
             raise CollectiveFailed(f"{operation.what}: {first_line(error)}") from error
-        if len(self._in_flight) >= 64:
-            self._in_flight = [w for w in self._in_flight if not w.done()]
-        self._in_flight.append(work)
+        self._in_flight[work] = None
         return work
 
 

@@ -37,9 +37,13 @@ NODE_LABEL = "ray.io/node-id"
 
 
 def connect(cpus: float, notify: Callable[[str], None]) -> None:
-    """Join the cluster that RAY_ADDRESS names, or start one in this process with `cpus` logical CPUs."""
+    """Use the Ray that this process is connected to; else join the cluster that RAY_ADDRESS names, or start
+    one in this process with `cpus` logical CPUs.
+    """
     # Private: each death of a worker would be told by Ray, too, in a paragraph.
     ray._private.worker.print_to_stdstream = lambda *_, **__: None
+    if ray.is_initialized():
+        return
     address = os.environ.get("RAY_ADDRESS")
     with _without_rays_handlers():
         if address:

@@ -252,7 +252,9 @@ class Controller:
         ends = {m.end.kind for m in membership.current if m.end is not None}
         if membership.trouble and not membership.lost and EndKind.TASK_ERROR not in ends:
             self._journal.event(EventKind.COLLECTIVE_FAILED, membership.trouble)
-        if membership.trouble:
+        # Nor may a checkpoint wait for the part of one who leaves, and may be gone before it has told.
+        torn = bool(membership.trouble) or any(m.id not in form.ids for m in membership.current)
+        if torn:
             self._saves.forget(membership.generation)
         point = self._find_point() if form.position is None else RestorePoint(form.position)
         if point is None:
@@ -274,7 +276,7 @@ class Controller:
             position=point.position,
             restore=point.key,
             # It may have broken while its members wrote the one that was due.
-            checkpoint=bool(membership.trouble) and self._saves.overdue(point.position.step),
+            checkpoint=torn and self._saves.overdue(point.position.step),
             met=membership.met_as(form.ids),
             stalled=point.position == membership.position,
         )

@@ -29,7 +29,7 @@ class Limits:
     start_s: float
     timeout_s: float
     gather_s: float = 3.0
-    meet_s: float = 10.0
+    meet_s: float = 15.0
     leave_s: float = 5.0
     hang_s: float = 10.0
     inquire_s: float = 1.0

@@ -14,7 +14,7 @@ from typing import Any
 
 import ray
 
-from worldline.control.signals import Deaf, NodeDraining
+from worldline.control.signals import Degraded, NodeDraining
 
 POLL_S = 0.5
 LONGEST_S = 120.0
@@ -39,7 +39,7 @@ class Drains:
 
     def __init__(
         self,
-        post: Callable[[NodeDraining | Deaf], None],
+        post: Callable[[NodeDraining | Degraded], None],
         ask: Callable[[], Mapping[str, int]] | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -80,7 +80,7 @@ class Drains:
                 failed_since = now if failed_since is None else failed_since
                 if now - failed_since >= DEAF_S:
                     failed_since = float("inf")  # said once, until it was well again
-                    self._post(Deaf(f"Ray does not say which nodes it drains: {_first_line(error)}"))
+                    self._post(Degraded(f"Ray does not say which nodes it drains: {_first_line(error)}"))
 
 
 def time_left(deadline_ms: int, now_s: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,9 +29,9 @@ from worldline.control.restore import RestorePoint, restore_point
 from worldline.control.runs import keep_manifest, open_run
 from worldline.control.saves import Saves
 from worldline.control.schedule import schedule
-from worldline.control.signals import LeaseLost, Signals, StopRequested
+from worldline.control.signals import Degraded, LeaseLost, Signals, StopRequested
 from worldline.control.survey import Data, survey
-from worldline.events import EventKind
+from worldline.events import Event, EventKind
 from worldline.exits import FINISHED, TRY_AGAIN
 from worldline.job.faults import JobError
 from worldline.job.load import extend_path, job_digest, load_task
@@ -77,21 +78,30 @@ def launch(
     load_task(job.task, search)
     storage = open_storage(storage_url).child(job.name)
     data = survey(job)
-    lease = Lease.acquire(storage, notify=lambda text: None)
+    lease = Lease.acquire(storage, notify=lambda text: console.event(_waiting(text)))
     try:
         open_run(storage, job)
         keep_manifest(storage, "data/manifest.json", data.manifest, "data.train")
         if data.validation_manifest is not None:
             keep_manifest(storage, "data/validation.json", data.validation_manifest, "data.validation")
         storage.clear_stale()
-        with contextlib.closing(_Attempt(job, storage, search, data, lease, console, chaos)) as attempt:
-            return attempt.run()
-    finally:
+        attempt = _Attempt(job, storage, search, data, lease, console, chaos)
+    except BaseException:
         lease.release()
+        raise
+    # Until nothing is left to be done: a signal that comes after the end of the training changes nothing.
+    with stop_on_signals(attempt.stop), contextlib.closing(attempt):
+        return attempt.run()
+
+
+def _waiting(reason: str) -> Event:
+    return Event(time.time(), EventKind.WAITING, 0, 0, 0, 0, reason=reason)
 
 
 class _Attempt:
-    """One driver's life: logs, tracker, Ray, workers, controller. `close` leaves nothing behind."""
+    """One driver's life: logs, tracker, Ray, workers, controller. `close` leaves nothing behind and lets the
+    run go.
+    """
 
     def __init__(
         self,
@@ -112,6 +122,7 @@ class _Attempt:
         self._lease = lease
         self._lease_lost = False
         self._stop_asked: StopRequested | None = None
+        self._ray_is_ours = False
         self._chaos = chaos
         self._signals = Signals()
         self._steps = StepLog(folder / STEPS)
@@ -126,7 +137,7 @@ class _Attempt:
 
     def run(self) -> Result:
         """Drive the attempt; the result is on disk, in the tracker and on the console when this returns."""
-        with stop_on_signals(self._stop), contextlib.closing(self._inbox):
+        with contextlib.closing(self._inbox):
             with self._last_word():
                 conclusion = self._train()
             self._inbox.end()
@@ -134,6 +145,11 @@ class _Attempt:
 
     def _train(self) -> Conclusion:
         self._lease.start(self._lose_lease)
+        if not self._lease.renew():  # this process was stopped while it started
+            self._lose_lease("another driver has taken the run")
+            return Conclusion(RunState.STOPPED, "another driver has taken the run", TRY_AGAIN)
+        self._steps.take_over()
+        self._evaluations.take_over()
         self._journal.begin()
         self._journal.event(EventKind.ATTEMPT_STARTED, f"attempt {self._lease.attempt}")
         point = self._find_point()
@@ -166,14 +182,17 @@ class _Attempt:
     def close(self) -> None:
         import ray
 
-        if self._saves is not None:
-            self._saves.close(COMMIT_S)
-        for log in (self._steps, self._evaluations, self._events):
-            log.close()
-        if ray.is_initialized():
-            ray.shutdown()
+        try:
+            if self._saves is not None:
+                self._saves.close(COMMIT_S)
+            for log in (self._steps, self._evaluations, self._events):
+                log.close()
+            if self._ray_is_ours and ray.is_initialized():
+                ray.shutdown()
+        finally:
+            self._lease.release()
 
-    def _stop(self, request: StopRequested) -> None:
+    def stop(self, request: StopRequested) -> None:
         self._stop_asked = request
         self._signals.post(request)
 
@@ -199,7 +218,10 @@ class _Attempt:
             )
 
     def _drive(self, point: RestorePoint) -> Conclusion:
+        import ray
+
         job = self._job
+        self._ray_is_ours = not ray.is_initialized()
         connect(assemble.logical_cpus(job), lambda text: self._journal.event(EventKind.DEGRADED, text))
         first_step = point.position.step + 1
         rendezvous = Rendezvous()
@@ -277,7 +299,7 @@ class _Attempt:
             post=self._signals.post,
             before_commit=self._steps.sync,
             may_write=self._lease.renew,
-            warn=lambda text: None,
+            warn=lambda text: self._signals.post(Degraded(text)),
         )
         saves.rewind(point.position.step, durable=point.key is not None)
         return saves

@@ -180,7 +180,9 @@ class Lease:
             return True
 
     def release(self) -> None:
-        """Let the run go. A failure of the storage is logged only: the lease then ends with its time."""
+        """Let the run go, once. A failure of the storage is logged: the lease then ends with its time."""
+        if self._claim.released:
+            return
         self._stop.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=self._claim.ttl_s)

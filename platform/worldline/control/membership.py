@@ -22,14 +22,14 @@ START = Position(0)
 class Gathering:
     """Workers, by rank to be, who connect for the next generation while the current one trains.
 
-    since: when they were asked to. there: who is connected.
+    since: when they were asked to. there: who is connected. failed: why they cannot be, if one says so.
     """
 
     number: int
     ids: tuple[str, ...]
     since: float
     there: frozenset[str] = frozenset()
-    failed: bool = False
+    failed: str = ""
 
     @property
     def complete(self) -> bool:
@@ -196,7 +196,7 @@ class Membership:
         if gathering is None or (said.generation, said.number) != (self.generation + 1, gathering.number):
             return self
         there = gathering.there if said.error else gathering.there | {id}
-        failed = gathering.failed or bool(said.error)
+        failed = gathering.failed or said.error
         return replace(self, gathering=replace(gathering, there=there, failed=failed))
 
     def met_as(self, ids: Sequence[str]) -> int:

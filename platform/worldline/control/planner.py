@@ -22,7 +22,7 @@ from worldline.control.decisions import (
 from worldline.control.judgement import inquire
 from worldline.control.member import Member, MemberState
 from worldline.control.membership import Gathering, Membership
-from worldline.control.selection import change_at, choose, last_call, superfluous, wait_for_others
+from worldline.control.selection import change_at, choose, doubtful, last_call, superfluous, wait_for_others
 from worldline.worker.orders import EndKind
 from worldline.world import Position
 
@@ -153,7 +153,13 @@ def _meet(membership: Membership, chosen: Sequence[Member], limits: Limits, now:
         return Meet(Gathering(1 if gathering is None else gathering.number + 1, wanted, now))
     last_calls = [last_call(m.drain, limits) for m in membership.current if m.drain is not None]
     until = min([gathering.since + limits.meet_s, *last_calls])
-    if gathering.complete or gathering.failed:
+    if gathering.complete:
+        return Halt(ids)
+    newcomers = tuple(id for id in wanted if id not in ids)
+    if gathering.failed and newcomers:
+        # Those who train are connected with each other, and need not stop for this.
+        return Expel(newcomers, f"could not connect with the others: {gathering.failed}")
+    if gathering.failed:
         return Halt(ids)
     if now < until:
         return Proceed(until)
@@ -167,6 +173,9 @@ def _form(
     current = membership.current
     if any(m.suspicion is not None for m in current):
         return Proceed()
+    strangers = doubtful(membership, limits)
+    if strangers:
+        return Expel(strangers, f"came into a generation that completed no step: {membership.trouble}")
     ready = [*current, *membership.in_state(MemberState.STANDBY)]
 
     def held(member: Member) -> Position:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from worldline.control.decisions import Limits
 from worldline.control.member import Drain, Member, MemberState
 from worldline.control.membership import Membership
+from worldline.worker.orders import EndKind
 
 
 def last_call(drain: Drain, limits: Limits) -> float:
@@ -72,6 +73,20 @@ def _pause_until(membership: Membership, limits: Limits, now: float) -> float | 
     """Where the world has changed too often in the last minute, newcomers wait until it has not."""
     recent = [at for at in membership.changes if at > now - 60]
     return recent[-limits.changes_a_minute] + 60 if len(recent) >= limits.changes_a_minute else None
+
+
+def doubtful(membership: Membership, limits: Limits) -> tuple[str, ...]:
+    """The newcomers of a generation whose exchange broke before its first step although nobody was lost.
+
+    The others trained together before. Empty where they would be too few alone.
+    """
+    if not membership.trouble or membership.lost or membership.furthest > membership.position:
+        return ()
+    current = membership.current
+    if any(m.end is None or m.end.kind is not EndKind.BROKEN for m in current):
+        return ()
+    newcomers = tuple(m.id for m in current if m.generations == 1)
+    return newcomers if len(current) - len(newcomers) >= max(1, limits.min) else ()
 
 
 def superfluous(membership: Membership, limits: Limits) -> tuple[str, ...]:

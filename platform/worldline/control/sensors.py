@@ -16,7 +16,7 @@ from worldline.control.membership import Membership
 from worldline.control.signals import (
     Arrived,
     Cut,
-    Deaf,
+    Degraded,
     Described,
     DrainRequested,
     Ended,
@@ -156,7 +156,7 @@ class Sensors:
                 self._explain(signal)
             case NodeDraining():
                 self.drain_node(signal.node, signal.lead_s, signal.reason)
-            case Deaf():
+            case Degraded():
                 self._journal.event(EventKind.DEGRADED, signal.reason)
             case Fetched():
                 if signal.reports is not None:

@@ -87,8 +87,8 @@ class NodeDraining:
 
 
 @dataclass(frozen=True)
-class Deaf:
-    """Something outside cannot be asked any more, and what it would tell will not be heard."""
+class Degraded:
+    """Something is amiss that stops nothing, and somebody may want to mend it."""
 
     reason: str
 
@@ -186,7 +186,7 @@ Signal = (
     | StartFailed
     | Lost
     | NodeDraining
-    | Deaf
+    | Degraded
     | Ended
     | Fetched
     | Described

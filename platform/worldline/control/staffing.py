@@ -45,10 +45,12 @@ class Staffing:
 
     def _recycle(self, limits: Limits) -> None:
         """A group that was given up cannot be freed: a worker that keeps many is replaced, one at a time, and
-        only while the world is whole.
+        only while the world is whole, or has one to spare and nobody is on the way into it.
         """
-        current = self._sensors.membership.current
-        if len(current) < limits.max:
+        membership = self._sensors.membership
+        current = membership.current
+        coming = membership.in_state(MemberState.STARTING) or membership.in_state(MemberState.STANDBY)
+        if len(current) < limits.max and (len(current) <= limits.min or coming):
             return
         worn = [m for m in current if m.generations >= limits.generations_a_worker]
         if worn and not any(m.drain for m in current):

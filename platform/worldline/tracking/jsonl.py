@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -72,6 +73,8 @@ class JsonLines:
     Protocol: one process writes. Opening drops what a crash tore off the end. `write` hands whole lines to
     the operating system in one call, so they survive the death of the process; `sync` makes them survive that
     of the machine. `rewrite` replaces the file in one rename: a follower sees either the old or the new.
+    `take_over` does so with a copy: a writer before this one, which thaws and does not know yet that it has
+    lost the run, goes on with a file that nobody reads.
 
     `write` never raises: what a full disk does not take is kept in memory and goes first with the next one.
     As long as there is any, `sync` and `rewrite` raise OSError.
@@ -117,11 +120,18 @@ class JsonLines:
         with self._lock:
             self._rewrite(keep)
 
-    def _rewrite(self, keep: Callable[[Fields], bool]) -> None:
+    def take_over(self) -> None:
+        with self._lock:
+            self._rewrite(None)
+
+    def _rewrite(self, keep: Callable[[Fields], bool] | None) -> None:
         self._hand_over()
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         with open(self.path, "rb") as old, open(temporary, "wb") as new:
-            new.writelines(line for line in old if keep(decode(line)))
+            if keep is None:
+                shutil.copyfileobj(old, new)
+            else:
+                new.writelines(line for line in old if keep(decode(line)))
             new.flush()
             os.fsync(new.fileno())
         os.replace(temporary, self.path)

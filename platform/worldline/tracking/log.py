@@ -61,6 +61,11 @@ class StepLog:
         self._next, self._first = next_step, first
         return len(new)
 
+    def take_over(self) -> None:
+        """Before the first record: what an earlier driver still writes does not come here."""
+        self._lines.take_over()
+        self._know_ends()
+
     def truncate(self, after_step: int) -> int:
         """Keep the steps up to `after_step` and go on behind it. Gives how many steps before it are missing.
 
@@ -99,6 +104,9 @@ class EvaluationLog:
         self._lines.write([jsonl.encode(record.__dict__)])
         self._lines.last = dict(record.__dict__)
         return True
+
+    def take_over(self) -> None:
+        self._lines.take_over()
 
     def truncate(self, after_step: int) -> None:
         last = self.last_step

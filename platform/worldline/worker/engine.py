@@ -125,7 +125,7 @@ class Engine:
         try:
             self._apply(applied, reduced)
             state_digest = digest(step)
-        except Exception as error:
+        except BaseException as error:  # sys.exit() in an optimizer's hook tears the state as well
             raise TornState(f"the update of step {step} failed: {error}") from error
         self.completed = step
         self.phase = "report"

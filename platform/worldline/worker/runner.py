@@ -192,6 +192,8 @@ class Runner:
                 self._mailbox.post(GenerationFormed(generation, formed - began, caught_up - formed))
             return self._steps(order, agreement)
         finally:
+            if self._agreement is not None and not self._agreement.reached():
+                self._agreement = None  # a group that was left is asked nothing more
             if group is not None:
                 group.abandon()
 
@@ -295,7 +297,7 @@ class Runner:
         self._mailbox.post(record)
 
     def _end(self, kind: EndKind, order: GenerationOrder, error: BaseException) -> GenerationEnd:
-        if self._received and not (self._agreement and self._agreement.reached()):
+        if self._received and self._agreement is None:
             self._position = None  # nobody has confirmed what was received
         text = "".join(traceback.format_exception(error)) if kind is EndKind.TASK_ERROR else ""
         return GenerationEnd(

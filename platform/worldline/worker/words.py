@@ -44,7 +44,10 @@ class StepWords:
         return words
 
     def put(self, shard: int, words: npt.NDArray[np.int64]) -> None:
-        self._words[shard - self._first] = words
+        row = self._words[shard - self._first]
+        halt = row[HALT]
+        row[:] = words
+        row[HALT] = halt
 
     def request_halt(self) -> None:
         self._words[0, HALT] = 1
